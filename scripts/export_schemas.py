@@ -47,6 +47,8 @@ _PAYLOADS: Final = (
     frames.InstanceEnded,
     runtime_events.RuntimeEvent,
     runtime_events.ToolProgress,
+    runtime_events.Observe,
+    runtime_events.Gap,
     frames.Completion,
     questions.ToolAsk,
     questions.ToolAnswer,

@@ -159,7 +159,7 @@ class HttpProvider:
     async def complete(
         self,
         request: base.ModelRequest,
-        on_delta: Callable[[base.TextDelta], None] | None = None,
+        on_delta: base.OnDelta | None = None,
         on_news: Callable[[base.ModelNews], None] | None = None,
     ) -> base.ModelAnswer:
         """Ask the model. Raises GoondanError with the vendor's words when the retries are used up: E_MODEL_QUOTA for an
@@ -308,7 +308,7 @@ class HttpProvider:
                     raise faults.Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
                 found = decoder.feed(chunk) if chunk else decoder.end()
                 events += len(found)
-                if heard.on_delta is None:
+                if not heard.listens:
                     heard.piece(reader, reader.read(found))  # nobody reads it: it is only news
                 else:
                     for event in found:
@@ -395,14 +395,21 @@ def _nobody(news: base.ModelNews) -> None:
 class Listener(msgspec.Struct):
     """Passes on the news of one try."""
 
-    #: Gets the text, and the reasoning; None: nobody does.
-    on_delta: Callable[[base.TextDelta], None] | None
+    #: Gets the text, and the reasoning, while it is wanted; None: nobody does.
+    on_delta: base.OnDelta | None
     #: Gets the news.
     on_news: Callable[[base.ModelNews], None]
     #: What was told before is void.
     again: bool
     #: How much the model had said when that was told last.
     content: int = 0
+    #: The listeners to whom all was passed on before the next piece (OnDelta.wanted).
+    followed: int = 0
+
+    @property
+    def listens(self) -> int:
+        """Whether anybody gets the text now (OnDelta.wanted)."""
+        return 0 if self.on_delta is None else self.on_delta.wanted
 
     def piece(self, reader: AnswerReader, text: str) -> None:
         """Pass on the text that `reader` has read, and the reasoning. The first piece of a repeated try makes the
@@ -411,9 +418,12 @@ class Listener(msgspec.Struct):
         if reader.content != self.content and not reader.done:  # the end itself is told by the answer
             self.content = reader.content
             self.on_news("content")
-        if self.on_delta is not None:
-            self._tell(reader.take_reasoning(), reasoning=True)
-            self._tell(text)
+        if not (listens := self.listens):
+            return
+        if self.followed != listens:
+            self.followed, text = listens, reader.from_beginning()
+        self._tell(reader.take_reasoning(), reasoning=True)
+        self._tell(text)
 
     def _tell(self, text: str, *, reasoning: bool = False) -> None:
         if text and self.on_delta is not None:

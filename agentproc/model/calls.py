@@ -199,11 +199,10 @@ class ModelCalls:
         attempts, began = ModelAttempts(), self._loop.time()
         self._attempts = attempts
         on_news: parts.OnNews = partial(self._hear, request, attempts, began)
-        show = None if request.aside else self._turn.live.on_delta
+        show: base.OnDelta | None = None
         if not request.aside:
             self._requests += 1
-            if show is not None and self._requests > 1:
-                show = _void_before(show)
+            show = self._turn.live if self._requests == 1 else VoidBefore(self._turn.live)
         self._asked = request
         self._stall.begin(began)
         if self._stall_timer is None:
@@ -320,16 +319,23 @@ class ModelCalls:
         self._turn.push(ModelFailed(info))
 
 
-def _void_before(show: Callable[[base.TextDelta], None]) -> Callable[[base.TextDelta], None]:
-    """The same, but the first piece makes earlier ones void."""
-    void = True
+class VoidBefore(msgspec.Struct):
+    """Passes pieces on. The first one makes earlier ones void."""
 
-    def on_delta(delta: base.TextDelta) -> None:
-        nonlocal void
-        show(msgspec.structs.replace(delta, again=True) if void else delta)
-        void = False
+    #: Gets them.
+    show: base.OnDelta
+    #: No piece was passed on.
+    void: bool = True
 
-    return on_delta
+    @property
+    def wanted(self) -> int:
+        """See OnDelta."""
+        return self.show.wanted
+
+    def __call__(self, delta: base.TextDelta) -> None:
+        """See OnDelta."""
+        self.show(msgspec.structs.replace(delta, again=True) if self.void else delta)
+        self.void = False
 
 
 def out_of_answer(answer: base.ModelAnswer, redact: Callable[[str], str]) -> base.ModelAnswer:

@@ -151,6 +151,19 @@ class TextDelta(Struct, frozen=True):
     reasoning: bool = False
 
 
+class OnDelta(Protocol):
+    """Gets pieces of an answer early."""
+
+    @property
+    def wanted(self) -> int:
+        """0: nobody listens now. Else another number each time that somebody begins to, also while a request runs: the
+        first piece is all that was said then.
+        """
+
+    def __call__(self, delta: TextDelta) -> None:
+        """Take a piece."""
+
+
 class FailedTry(Struct, frozen=True):
     """A try that failed, and is followed by another one."""
 
@@ -177,7 +190,7 @@ class Provider(Protocol):
     async def complete(
         self,
         request: ModelRequest,
-        on_delta: Callable[[TextDelta], None] | None = None,
+        on_delta: OnDelta | None = None,
         on_news: Callable[[ModelNews], None] | None = None,
     ) -> ModelAnswer:
         """Ask the model. `on_delta` gets pieces of text early, from providers that stream. `on_news` gets the

@@ -211,6 +211,11 @@ class AnswerReader(ABC):
         new, self._taken = self._thoughts[self._taken :], len(self._thoughts)
         return "".join(new)
 
+    def from_beginning(self) -> str:
+        """All text that was read. The next `take_reasoning` gives all reasoning."""
+        self._taken = 0
+        return "".join(piece for part in self._in_order() if part.kind == "text" for piece in part.pieces)
+
     def answer(self) -> ModelAnswer:
         """The answer. To be called after everything was read. Raises Fault when its end is missing, and when there are
         neither text nor calls. A last call that was not written to its end, because the model has reached its limit of

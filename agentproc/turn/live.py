@@ -1,4 +1,4 @@
-"""The live news of a running turn for its asker: pieces of text, steps, tool calls.
+"""The live news of a running turn for its asker and for observers: pieces of text, steps, tool calls.
 
 Rules.
 - Best effort. A frame that the link does not take is lost. This module never waits, keeps no copy, and fails no turn.
@@ -9,8 +9,10 @@ Rules.
 - Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation. Only an operator, who
   can read the conversation anyway, gets a short line of each call's arguments.
 - Text that holds a secret is not sent, and nothing behind it in its step: the answer comes without it at the end.
-- Nothing is sent for an event whose asker did not wish it, except what a turn waits for: the broker keeps that for
+- Nothing is sent for an event of which nobody wants to hear, except what a turn waits for: the broker keeps that for
   `gdn ps --why`. It is told when the wait has lasted two seconds, so a turn that goes on tells nothing.
+- Who begins to listen in mid-turn is told that the turn and its step run. Then comes all text of a request that is
+  out, so that positions are right, and no secret is cut in two.
 
 Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
 """
@@ -66,7 +68,7 @@ class _Run(Struct):
 
 class LiveFeed:
     """The news of the turn `turn_id`, for the event in `frame`. `again`: an earlier incarnation began the turn.
-    `redact` removes secrets from a text.
+    `redact` removes secrets from a text. It is called with the pieces of text of the provider.
     """
 
     def __init__(
@@ -86,10 +88,8 @@ class LiveFeed:
         self._parent_span = frame.parent_span_id
         self._event_id = frame.event_id
         self._epoch = frame.epoch
-        #: Whether anybody listens.
-        self.wanted = frame.live
-        #: Takes pieces of text from the provider; None: nobody listens.
-        self.on_delta: Callable[[TextDelta], None] | None = self._delta if frame.live else None
+        #: Whether anybody listens: 0, or how often somebody has begun to.
+        self.wanted = self._times = int(frame.live)
         self._closed = False
         self._wait: RuntimeEventKind | None = None  # the kind of the wait that was told and is not over
         self._for_operator = frame.source == OPERATOR
@@ -113,9 +113,7 @@ class LiveFeed:
             return
         self._send_text(everything=True)
         if not self._begun:
-            self._begun = True
-            started = RuntimeEvent(kind="turn.started", again=self._resumed)
-            self._send(started, turn_span(self._turn_id), self._parent_span)
+            self._begin()
         for action in actions:
             if isinstance(action, Store) and isinstance(action.message.data, ToolData):
                 for part in action.message.data.content:
@@ -127,14 +125,24 @@ class LiveFeed:
             self._send(told, ending.span_id, ending.parent_span_id)
         for action in actions:
             if isinstance(action, AskModel):
-                self._step = action.step
-                self._restart(again=False)
-                started = RuntimeEvent(kind="step.started", step=action.step)
-                self._send(started, step_span(self._turn_id, action.step), turn_span(self._turn_id))
+                self._begin_step(action.step)
             elif isinstance(action, RunTool):
                 self._tell_tool("tool.called", action.part)
             elif isinstance(action, End):
                 self.close()
+
+    def listen(self, wanted: bool, step: int) -> None:
+        """Somebody listens from now on, or nobody does any more. `step` is the step that runs; 0: none does."""
+        if self._closed or bool(self.wanted) == wanted:
+            return
+        if not wanted:
+            self.wanted = 0
+            self._stop()
+            return
+        self.wanted = self._times = self._times + 1
+        self._begin()
+        if step:
+            self._begin_step(step)
 
     def progress(self, frame: Frame) -> None:
         """`tool.progress` of a call of this turn. Raises GoondanError E_FRAME_INVALID."""
@@ -186,15 +194,30 @@ class LiveFeed:
 
     def close(self) -> None:
         """Stop the timer, and drop everything that waits."""
-        self.wanted, self.on_delta, self._closed = False, None, True
+        self.wanted, self._closed = 0, True
+        self._stop()
+
+    # --- inside
+
+    def _begin(self) -> None:
+        self._begun = True
+        started = RuntimeEvent(kind="turn.started", again=self._resumed)
+        self._send(started, turn_span(self._turn_id), self._parent_span)
+
+    def _begin_step(self, step: int) -> None:
+        self._step = step
+        self._restart(again=False)
+        started = RuntimeEvent(kind="step.started", step=step)
+        self._send(started, step_span(self._turn_id, step), turn_span(self._turn_id))
+
+    def _stop(self) -> None:
         self._mute()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # --- inside
-
-    def _delta(self, delta: TextDelta) -> None:
+    def __call__(self, delta: TextDelta) -> None:
+        """Take a piece of text."""
         if delta.again:
             self._restart(again=True)
         if not self.wanted or self._muted:

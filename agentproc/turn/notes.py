@@ -88,7 +88,8 @@ class TurnNotes:
         self._receipts: dict[str, tuple[Raw | None, turn_notes.WayDetail]] = {}
         self._refusals: dict[str, tuple[str, str]] = {}  # of calls whose results are not noted yet
         self._endings: list[Ending] = []
-        self._live = live
+        #: Somebody takes the endings.
+        self.live = live
         #: What the turn's model calls have used.
         self.usage = answers.TurnUsage()
 
@@ -305,7 +306,7 @@ class TurnNotes:
             error = ErrorPayload(error.code, self._bounded(error.message), name=error.name)
             detail = turn_notes.encode_detail(turn_notes.FailureDetail(error, step or None))
         self._add((self._turn_id, kind, at, detail, span_id, parent_span_id))
-        if self._live:
+        if self.live:
             self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
 
     def hangs(self, extension: str, place: str, at: str, hangs_s: float | None) -> None:

@@ -297,6 +297,12 @@ class TurnRun:
         else:
             self.instance.caller.cancel(self.instance.caller.open_call_ids)
 
+    def listen(self, wanted: bool) -> None:
+        """Somebody wants to hear of the turn from now on, or nobody does any more."""
+        self.notes.live = wanted
+        self.notes.take_endings()
+        self.live.listen(wanted, self.turn.steps)
+
     # --- actions
 
     def _begin(self, at: str) -> list[machine.Action]:

@@ -54,6 +54,7 @@ class TurnRunner:
         self._pausing = False
         self._swept = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
+        self._listened: frames.Frame | None = None  # the last `live`
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = instance.config.current  # what the extensions were loaded for
         #: The functions that take the broker's frames for the working instance, by the type of the frame. Each raises
@@ -66,6 +67,7 @@ class TurnRunner:
             servers.NEWS: instance.servers.news,
             "config.changed": lambda frame: instance.config.take(frame.payload),
             "clock": self.set_clock,
+            "live": self.listen,
             **self.features.takes,
         }
 
@@ -130,6 +132,12 @@ class TurnRunner:
         """`clock` of the running turn: its time stands still, or goes on."""
         if self._run is not None and self.holds(frame):
             self._run.set_clock(frame)
+
+    def listen(self, frame: frames.Frame) -> None:
+        """`live`: somebody wants to hear of the turn, or nobody does any more. The turn may be about to begin."""
+        self._listened = frame
+        if self._run is not None and self.holds(frame):
+            self._run.listen(frame.live)
 
     def progress(self, frame: frames.Frame) -> None:
         """Handle a tool host's progress of a running call. Raises GoondanError E_FRAME_INVALID."""
@@ -242,6 +250,8 @@ class TurnRunner:
             self.instance.loop_watch.begin(event_id)
         if blocked is None:
             await self.instance.workspaces.enter(self.instance.workdir_of(frame))
+        if (told := self._listened) is not None and (told.event_id, told.epoch) == (event_id, frame.epoch):
+            frame.live = told.live
         run = self._run = TurnRun(self.instance, frame, first, row, self.features)
         if blocked is not None:
             raise GoondanError(blocked_error(blocked, self.instance.spec.extensions))

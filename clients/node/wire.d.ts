@@ -193,7 +193,7 @@ export interface FilePart {
 /** One frame: the header, and the payload as it travels. */
 export interface Frame {
   /** What it is about (FrameType). */
-  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "admin" | "reply" | "runtime.event" | "clock" | "log" | "error" | "approval.ask" | "approval.news" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
+  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "admin" | "reply" | "runtime.event" | "observed" | "live" | "clock" | "log" | "error" | "approval.ask" | "approval.news" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
   /** Unique for its sender and incarnation. */
   id?: string;
   /** Version of the protocol. */
@@ -224,7 +224,7 @@ export interface Frame {
   /**
    * Of an `ack`: what has happened (AckStage). Of a `clock`: whether time stands still (ClockStage). Of a
    * `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`). Of a
-   * `tool.result`: PASSED_ON.
+   * `tool.result`: PASSED_ON. Of `observed`: pieces of news were missed (`gap`).
    */
   stage?: "accepted" | "renew" | "done" | "failed" | "release" | "result" | "park" | null;
   /** Names everything that one message set going (schemas/wire/spans.py). */
@@ -250,7 +250,9 @@ export interface Frame {
   firstSentMs?: number | null;
   /** What the frame carries, as its sender encoded it. The broker never opens what is for others. */
   payload?: unknown;
-  /** `event` only: the asker wants to hear of the turn while it runs. */
+  /**
+   * `event`: the asker, or an observer, wants to hear of the turn while it runs. `live`: somebody does from now on.
+   */
   live?: boolean;
   /** Stands for a payload that is too large for a frame; `payload` is nil then. */
   blob?: Blob | null;
@@ -260,7 +262,10 @@ export interface Frame {
    * `event` only: what its sender says of its content. Another event under a known id is refused when it differs.
    */
   digest?: string | null;
-  /** `tool.call` and `ack` of stage `renew`: how many messages of the turn are stored. */
+  /**
+   * `tool.call` and `ack` of stage `renew`: how many messages of the turn are stored. `observed`: the number of the
+   * piece of news, or of the last one that was missed; of a client, up to which number it has read.
+   */
   position?: number | null;
   /** `ack` of stage `release`: a higher epoch that the instance's file holds. */
   seenEpoch?: number | null;
@@ -351,7 +356,7 @@ export interface RuntimeEvent {
    * `extension.waits`: a layer of an extension is not done. `waits.over`: the turn goes on, of which the last two
    * had told.
    */
-  kind: "extension.waits" | "model.waits" | "reasoning" | "step.completed" | "step.failed" | "step.started" | "text" | "tool.called" | "tool.completed" | "tool.failed" | "tool.progress" | "tool.waits" | "turn.completed" | "turn.failed" | "turn.started" | "waits.over";
+  kind: "event.accepted" | "event.ended" | "extension.waits" | "model.waits" | "reasoning" | "step.completed" | "step.failed" | "step.started" | "text" | "tool.called" | "tool.completed" | "tool.failed" | "tool.progress" | "tool.waits" | "turn.completed" | "turn.failed" | "turn.started" | "waits.over";
   /** The number of the step, from 1. */
   step?: number;
   /** A piece of the model's text, or of its reasoning. */
@@ -384,6 +389,8 @@ export interface RuntimeEvent {
   error?: ErrorPayload | null;
   /** Of `model.waits` and `extension.waits`: what is waited for. */
   wait?: Wait | null;
+  /** Of `event.ended`: how (`done`, `failed`, `expired`, `dead`, `cancelled`). */
+  state?: string | null;
 }
 
 /**

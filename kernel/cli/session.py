@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from goondan.kernel import lock
 from goondan.kernel.cli.attach import Kernel
+from goondan.kernel.cli.observing import Observation, Observer
 from goondan.kernel.cli.one_message import TRANSPORT, Message, client_token, event_frame
 from goondan.schemas.system import blob_files, secrecy
 from goondan.schemas.transport import SOCKETS
@@ -116,6 +117,8 @@ class Session:
         self._hears: dict[str, Callable[[], None]] = {}
         #: Event id -> the listener of its live events.
         self._listeners: dict[str, Listener] = {}
+        #: Observations, by their names.
+        self._observations: dict[str, Observation] = {}
         #: Done when the supervisor has gone.
         self.lost: asyncio.Future[None]
 
@@ -167,6 +170,11 @@ class Session:
     def _on_welcome(self, _: Welcome) -> None:
         for heard in self._hears.values():
             heard()
+        if self._observations and self._link is not None:
+            there = [*self._observations.values()]
+            for one in there:
+                one.begin_again(self._link)
+            self._observations = {one.name: one for one in there}
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.type == "shutdown":
@@ -174,6 +182,10 @@ class Session:
                 self._stopping = from_raw(frame.payload, Shutdown).reason != "restart"
         if (heard := self._hears.get(frame.type)) is not None:
             heard()
+        if frame.type == "observed" and (observation := self._observations.get(frame.in_reply_to or "")) is not None:
+            with suppress(GoondanError):
+                observation.hear(frame)
+            return
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
         if listener is None:
             return
@@ -221,6 +233,21 @@ class Session:
         if answer is None:
             raise fail("E_AGENT_FAILED", "the agent's answer is empty")
         return answer
+
+    async def observe(self, wish: runtime_events.Observe, listener: Observer) -> Observation:
+        """Hear of the turns that `wish` names, whoever has asked for them. `listener` gets numbered events, and what it
+        has missed; it must not raise. `Observation.read` says what it has read. Raises GoondanError.
+        """
+        observation = Observation(wish, listener)
+        waiting, frame = observation.begin(self._open)
+        self._observations[observation.name] = observation
+        observation.over.add_done_callback(lambda _: self._observations.pop(observation.name, None))
+        try:
+            await self._wait(waiting, frame, WELCOME_S)
+        except BaseException:
+            observation.close()
+            raise
+        return observation
 
     async def tell(self, message: Message, timeout_s: float) -> str | None:
         """Send a message and wait until it is accepted. Returns its trace, None where the broker no longer knows it.

@@ -74,6 +74,8 @@ FrameType = Literal[
     "admin",
     "reply",
     "runtime.event",
+    "observed",
+    "live",
     "clock",
     "log",
     "error",
@@ -166,7 +168,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     epoch: int | None = None
     #: Of an `ack`: what has happened (AckStage). Of a `clock`: whether time stands still (ClockStage). Of a
     #: `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`). Of a
-    #: `tool.result`: PASSED_ON.
+    #: `tool.result`: PASSED_ON. Of `observed`: pieces of news were missed (`gap`).
     stage: str | None = None
     #: Names everything that one message set going (schemas/wire/spans.py).
     trace_id: str | None = field(default=None, name="traceId")
@@ -189,7 +191,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     first_sent_ms: int | None = field(default=None, name="firstSentMs")
     #: What the frame carries, as its sender encoded it. The broker never opens what is for others.
     payload: Raw = NO_PAYLOAD
-    #: `event` only: the asker wants to hear of the turn while it runs.
+    #: `event`: the asker, or an observer, wants to hear of the turn while it runs. `live`: somebody does from now on.
     live: bool = False
     #: Stands for a payload that is too large for a frame; `payload` is nil then.
     blob: Blob | None = None
@@ -197,7 +199,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     root_event: str | None = field(default=None, name="rootEvent")
     #: `event` only: what its sender says of its content. Another event under a known id is refused when it differs.
     digest: str | None = None
-    #: `tool.call` and `ack` of stage `renew`: how many messages of the turn are stored.
+    #: `tool.call` and `ack` of stage `renew`: how many messages of the turn are stored. `observed`: the number of the
+    #: piece of news, or of the last one that was missed; of a client, up to which number it has read.
     position: int | None = None
     #: `ack` of stage `release`: a higher epoch that the instance's file holds.
     seen_epoch: int | None = field(default=None, name="seenEpoch")

@@ -6,14 +6,14 @@ Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from goondan.schemas.wire.frames import ErrorPayload
 
-#: What a running turn tells its asker. `text`: a piece of the answer, or of what is said before a tool call.
-#: `reasoning`: a piece of the model's reasoning.
+#: What a running turn tells its asker and observers. `text`: a piece of the answer, or of what is said before a tool
+#: call. `reasoning`: a piece of the model's reasoning. The last two are the broker's own words, for observers.
 RuntimeEventKind = Literal[
     "turn.started",
     "turn.completed",
@@ -31,6 +31,8 @@ RuntimeEventKind = Literal[
     "model.waits",
     "extension.waits",
     "waits.over",
+    "event.accepted",
+    "event.ended",
 ]
 
 
@@ -88,6 +90,8 @@ class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     error: ErrorPayload | None = None
     #: Of `model.waits` and `extension.waits`: what is waited for.
     wait: Wait | None = None
+    #: Of `event.ended`: how (`done`, `failed`, `expired`, `dead`, `cancelled`).
+    state: str | None = None
 
 
 class ToolProgress(Struct, frozen=True, omit_defaults=True):
@@ -99,3 +103,40 @@ class ToolProgress(Struct, frozen=True, omit_defaults=True):
     total: float | None = None
     #: The handler's own words.
     message: str | None = None
+
+
+#: The least bytes of a window: every frame to an observer fits into three quarters of them.
+MIN_WINDOW_BYTES: Final = 32 << 10
+#: The largest window: events, and bytes.
+MAX_WINDOW_EVENTS: Final = 8192
+MAX_WINDOW_BYTES: Final = 8 << 20
+#: The longest name in a subscription (characters).
+_MAX_NAME: Final = 256
+
+_Name = Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)]
+
+
+class Observe(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The question `observe` of an operator's client: it wants to hear of turns of others."""
+
+    #: Of which agent. None: of all.
+    agent: _Name | None = None
+    #: Of which instance key. None: of all.
+    instance_key: _Name | None = None
+    #: Of which root event: what it has set going. None: of all.
+    root_event: _Name | None = None
+    #: How many events may be on their way to it, sent and not read.
+    events: Annotated[int, Meta(ge=1, le=MAX_WINDOW_EVENTS)]
+    #: The same in bytes of their frames.
+    bytes: Annotated[int, Meta(ge=MIN_WINDOW_BYTES, le=MAX_WINDOW_BYTES)]
+    #: The name of the question.
+    op: Literal["observe"] = "observe"
+
+
+class Gap(Struct, frozen=True):
+    """Payload of `observed` with the stage `gap`: an observer did not read in time, and has missed these."""
+
+    #: The first number that was missed.
+    first: int
+    #: The last one.
+    last: int

@@ -248,12 +248,10 @@ def test_a_key_in_pieces_of_a_stream_is_not_shown_while_it_flows(size: int, form
     feed.tell([AskModel(1)])
     text = f"The key is {form}, and it is yours."
     for at in range(0, len(text), size):
-        assert feed.on_delta is not None
-        feed.on_delta(TextDelta(text[at : at + size]))
+        feed(TextDelta(text[at : at + size]))
         feed._send_text()
     feed.tell([AskModel(2)])
-    assert feed.on_delta is not None
-    feed.on_delta(TextDelta("all good"))
+    feed(TextDelta("all good"))
     feed._send_text()
     events = [from_raw(sent.payload, RuntimeEvent) for sent in link.sent]
     first = "".join(event.text or "" for event in events if event.kind == "text" and event.step == 1)

@@ -43,6 +43,17 @@ def base() -> Iterator[str]:
         yield url
 
 
+class Listens:
+    """Somebody who listens."""
+
+    def __init__(self, take: Callable[[TextDelta], object]) -> None:
+        self.wanted = 1
+        self._take = take
+
+    def __call__(self, delta: TextDelta) -> None:
+        self._take(delta)
+
+
 class Asker:
     """A provider that does not really wait between tries, and what it would have waited.
 
@@ -101,7 +112,7 @@ async def ask() -> AsyncIterator[Ask]:
 async def test_what_passes_is_asked_again(ask: Ask, base: str, provider: str, how: str) -> None:
     asker = ask(provider, silent=how in ("silent", "stall"), lenient=True)
     pieces: list[TextDelta] = []
-    answer = await asker.model.complete(question(provider, base, f"{how}:1"), pieces.append)
+    answer = await asker.model.complete(question(provider, base, f"{how}:1"), Listens(pieces.append))
     assert answer.text == "fine"
     assert len(asker.waits) == 1
     assert "".join([piece.text for piece in pieces if piece.again or piece.text == "fine"]) == "fine"
@@ -256,7 +267,7 @@ async def test_a_key_that_cannot_be_sent_is_not_shown(ask: Ask, base: str) -> No
 @ALL
 async def test_text_arrives_in_pieces_and_whole(ask: Ask, base: str, provider: str) -> None:
     pieces: list[TextDelta] = []
-    answer = await ask(provider).model.complete(question(provider, base, "well"), pieces.append)
+    answer = await ask(provider).model.complete(question(provider, base, "well"), Listens(pieces.append))
     assert answer.text == "".join([piece.text for piece in pieces]) == "fine"
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (3, 2)
@@ -315,7 +326,7 @@ async def test_a_cancelled_call_closes_its_connection(ask: Ask, base: str, provi
     model = ask(provider).model
     begun = asyncio.Event()
     before = seen(base)["gone"].count("stall")
-    task = asyncio.create_task(model.complete(question(provider, base, "stall"), lambda _: begun.set()))
+    task = asyncio.create_task(model.complete(question(provider, base, "stall"), Listens(lambda _: begun.set())))
     async with asyncio.timeout(20):
         await begun.wait()
         task.cancel()

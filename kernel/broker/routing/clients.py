@@ -2,7 +2,8 @@
 
 Rules.
 - Live events come only from the holder of an event's lease. They go only to a client that asked for them, over the
-  connection that waits for the answer. All others are dropped and counted, never answered.
+  connection that waits for the answer, and to observers (observers.py). All others are dropped and counted, never
+  answered.
 - They are best effort: they are not journaled, use no credit and are not kept. Those that the client's socket cannot
   take now are dropped (loop.py, `Lossy`). So a slow or absent client costs an agent nothing, and other frames never
   wait behind them.
@@ -16,11 +17,11 @@ Source: docs/design/wire.md section 8; PROTOCOL.md "Live events" and "Ask".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from goondan.kernel.broker.state.bus import Bus, Lossy
-from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, TOOLS, Allowance, Connection
+from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, TOOLS, Allowance, Connection, Event
 from goondan.kernel.broker.state.parts import Op, Part, Take
 from goondan.schemas.wire import codec, errors, spans
 from goondan.schemas.wire.frames import Frame
@@ -35,6 +36,8 @@ class Live(Part):
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._clients = bus.presence.connections[CLIENTS]
+        #: Gets the news of all turns for observers (observers.py); None: there are none.
+        self.observed: Callable[[Event, Frame], None] | None = None
         self.takes = (Take((AGENTS,), "runtime.event", self.relay),)
 
     def relay(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -53,6 +56,8 @@ class Live(Part):
             return
         if frame.stage is not None:  # it waits, or goes on: for waits.py
             event.work.wait = (now, frame.payload) if frame.stage == "waits" else None
+        if self.observed is not None:
+            self.observed(event, frame)
         asker = event.asker
         reply_to = event.content.reply_to
         if not event.live or reply_to is None or asker is None or self._clients.get(asker.ident) is not asker:
@@ -72,14 +77,14 @@ class Live(Part):
             event_id=event.id,
             in_reply_to=reply_to.correlation_id,
             trace_id=event.content.trace_id,
-            span_id=_span(frame.span_id),
-            parent_span_id=_span(frame.parent_span_id),
+            span_id=span_of(frame.span_id),
+            parent_span_id=span_of(frame.parent_span_id),
             payload=frame.payload,
         )
         self._bus.out.append((CLIENTS, asker.ident, Lossy(codec.encode_value(relayed))))
 
 
-def _span(text: str | None) -> str | None:
+def span_of(text: str | None) -> str | None:
     """The span that the agent names; None when it is not a valid span id."""
     return text if text is not None and spans.is_span_id(text) else None
 

@@ -60,6 +60,7 @@ class Events(Part):
         self._ends = ends
         self._processes = processes
         self._quiet = quiet
+        self._kept = hooks.of(OfEvents, OfEvents.kept)
         self._leased = hooks.of(OfEvents, OfEvents.leased)
         self._handed = hooks.of(OfEvents, OfEvents.handed)
         self._tool_calls = tool_calls
@@ -85,6 +86,8 @@ class Events(Part):
         if event.state == "staged":
             event.parts = None
             self._mailbox.accept(event)
+            for heard in self._kept:
+                heard(event)
         else:  # nobody waits for its answer any more
             self._mailbox.contents.recall(event)
         for connection, frame_id in event.waiting_acks:
@@ -111,6 +114,8 @@ class Events(Part):
             follow.instance = self._bus.instance(where.agent, where.key, self._bus.now)  # it may have been forgotten
             self._mailbox.stage(follow)
             self._mailbox.accept(follow)
+            for heard in self._kept:
+                heard(follow)
         if not event.finished:  # else it is a second word about the same end
             self._tool_calls.drop(event)
             if event.cancelled:  # its turn may have made requests before it heard of that

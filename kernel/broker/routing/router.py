@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.kernel.broker.routing import acting, calls, clients, deletions, events, intake, processes
+from goondan.kernel.broker.routing import acting, calls, clients, deletions, events, intake, observers, processes
 from goondan.kernel.broker.routing.directory import Directory
 from goondan.kernel.broker.routing.ends import Answering, Cancels, Ends, QuietPeers
 from goondan.kernel.broker.routing.recovery import BadRow, Missing, restore
@@ -65,7 +65,9 @@ class Router:
         self.clocks = clocks = Clocks(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside = [part for make in features for part in make(self)]
-        hooks = self._hooks = Hooks(beside)
+        live = clients.Live(bus)
+        observing = observers.Observers(bus, live, lambda: self._hooks.choose())  # noqa: PLW0108 - as below
+        hooks = self._hooks = Hooks([*beside, observing])
         actors = self._actors = acting.Actors(bus)
         # The events are not there yet.
         ends = self._ends = Ends(bus, lambda *end: self._events.finished(*end), hooks)  # noqa: PLW0108
@@ -98,7 +100,8 @@ class Router:
             self._processes,
             quiet,
             self._deletions,
-            clients.Live(bus),
+            live,
+            observing,
             answering,
             cancels,
         ]

@@ -161,6 +161,9 @@ class OfEvents:
     def accepts(self, event: Event, actor: Actor) -> None:
         """A new event that is about to be staged. Raises GoondanError to refuse it."""
 
+    def kept(self, event: Event) -> None:
+        """The journal has a new event."""
+
     def follows(self, answer: Event, request: Event) -> None:
         """A new event that has the answer to a request whose sender does not wait."""
 

@@ -43,7 +43,7 @@ from goondan.schemas.wire.frames import (
     ToolResult,
     Welcome,
 )
-from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire.runtime_events import Gap, RuntimeEvent
 from tests.contract.vectors.bad import FILE_NAME, TIME, nested
 from tests.contract.vectors.configuration import configuration_frames
 from tests.contract.vectors.mcp import mcp_frames
@@ -438,6 +438,28 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             ),
             "RuntimeEvent",
         ),
+        (
+            "a piece of text, as an observer gets it",
+            Frame(
+                "observed",
+                id="b.23",
+                from_="coder",
+                instance_key="u1",
+                event_id="e-1",
+                in_reply_to="c.9",
+                root_event="e-0",
+                position=12,
+                payload=to_raw(piece),
+            ),
+            "RuntimeEvent",
+        ),
+        (
+            "what an observer has missed",
+            Frame("observed", id="b.24", in_reply_to="c.9", stage="gap", position=40, payload=to_raw(Gap(13, 40))),
+            "Gap",
+        ),
+        ("what an observer has read", Frame("observed", id="c.10", in_reply_to="c.9", position=40), None),
+        ("somebody wants to hear of a turn that runs", Frame("live", id="b.25", **lease, live=True), None),
         (
             "a piece of reasoning",
             Frame("runtime.event", id="x.30", **lease, payload=to_raw(thought)),

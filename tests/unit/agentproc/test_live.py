@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.agentproc.http.provider import Listener
 from goondan.agentproc.machine.turn import AskModel, End
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta
+from goondan.agentproc.providers.openai import Reader
 from goondan.agentproc.turn import live as live_module
 from goondan.agentproc.turn.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_RUNS, MAX_WAITING, LiveFeed
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
@@ -84,7 +87,7 @@ def feed(live: bool = True, *, again: bool = False) -> tuple[LiveFeed, Heard, Cl
 def started(again: bool = False) -> tuple[LiveFeed, Heard, Clock, Any]:
     made, heard, clock = feed(again=again)
     made.tell([AskModel(1)])
-    return made, heard, clock, made.on_delta
+    return made, heard, clock, made
 
 
 def read(events: list[RuntimeEvent], kind: str = "text") -> str | None:
@@ -102,7 +105,7 @@ def test_nobody_listens_nothing_is_said() -> None:
     made, heard, clock = feed(live=False)
     made.tell([AskModel(1)])
     made.progress(Frame("tool.progress", call_id="t/c", payload=to_raw({"done": 1.0})))
-    assert made.on_delta is None
+    assert made.wanted == 0
     made.close()
     assert (heard.frames, clock.timers) == ([], [])
 
@@ -303,3 +306,96 @@ async def test_a_link_that_takes_nothing_costs_the_turn_nothing(make: Make, wish
     await runner.run(event_frame("e1", "go", live=wish))
     assert link.answers()[0].response == "done"
     assert max(len(bytes(frame.payload)) for frame in link.posted) < MAX_FRAME_BYTES
+
+
+# --- who comes in mid-turn
+
+
+def test_who_begins_to_listen_hears_that_the_turn_and_its_step_run_and_positions_from_their_beginning() -> None:
+    made, heard, clock = feed(live=False)
+    made.tell([AskModel(1)])
+    made(TextDelta("lost"))
+    made.listen(True, 3)
+    made.listen(True, 3)
+    assert [(event.kind, event.step) for event in heard.events] == [("turn.started", 0), ("step.started", 3)]
+    made(TextDelta("from the beginning "))
+    made.tell([AskModel(4)])
+    assert read(heard.events[:3]) == "from the beginning "
+    made(TextDelta("x"))
+    clock.advance(1)
+    made.listen(False, 4)
+    before = len(heard.frames)
+    made(TextDelta("nobody"))
+    made.tell([AskModel(5)])
+    clock.advance(1)
+    assert (len(heard.frames), clock.timers) == (before, [])
+    first = made.wanted
+    made.listen(True, 5)
+    assert first == 0 and made.wanted == 2
+    made(TextDelta("again"))
+    assert read(heard.events[before:]) == "again"
+
+
+def test_a_turn_that_is_over_listens_to_nobody() -> None:
+    made, heard, _ = feed(live=False)
+    made.close()
+    made.listen(True, 1)
+    assert (made.wanted, heard.frames) == (0, [])
+
+
+@given(st.lists(st.one_of(st.text(max_size=4), st.sampled_from(["on", "off", "think"])), max_size=30))
+def test_a_provider_tells_all_text_to_whoever_begins_to_listen(steps: list[str]) -> None:
+    made, heard, clock = feed(live=False)
+    reader, told = Reader("m"), Listener(made, lambda _: None, False)
+    said = thought = ""
+    begun = 0
+    for step in steps:
+        if step in ("on", "off"):
+            begun = len(heard.frames) if step == "on" and not made.wanted else begun
+            made.listen(step == "on", 1)
+            continue
+        name, word = ("reasoning_content", "hm") if step == "think" else ("content", step)
+        said, thought = (said, thought + word) if step == "think" else (said + word, thought)
+        event = (b"", json.dumps({"choices": [{"delta": {name: word}}]}).encode())
+        told.piece(reader, reader.read([event]))
+        clock.advance(1)
+        if made.wanted:
+            events = heard.events[begun:]
+            assert (read(events), read(events, "reasoning")) == (said, thought)
+
+
+def kinds(link: FakeLink) -> list[str]:
+    return [event.kind for event in told(link)]
+
+
+async def test_a_turn_that_runs_begins_to_tell_and_ends_with_all_its_ends(make: Make) -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeModel):
+        async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> ModelAnswer:
+            asked.set()
+            await go.wait()
+            assert on_delta.wanted
+            on_delta(TextDelta("done"))
+            return await super().complete(request, on_delta)
+
+    link = FakeLink()
+    runner = make(link, Slow(says("done")))
+    working = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
+    await asked.wait()
+    runner.take(Frame("live", event_id="e1", epoch=9, live=True))
+    assert kinds(link) == []
+    runner.take(Frame("live", event_id="e1", epoch=1, live=True))
+    assert kinds(link) == ["turn.started", "step.started"]
+    go.set()
+    await working
+    assert kinds(link) == ["turn.started", "step.started", "text", "step.completed", "turn.completed"]
+
+
+async def test_a_turn_is_told_before_it_begins_that_somebody_listens(make: Make) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(says("done")))
+    working = runner.run(event_frame("e1", "go"))
+    runner.take(Frame("live", event_id="e1", epoch=1, live=True))
+    await working
+    assert kinds(link)[:2] == ["turn.started", "step.started"]

@@ -164,6 +164,8 @@ class Client(Actor):
         self.asks = 0
         #: Event id -> the epochs under which it was spoken of, in the order of hearing.
         self.heard: dict[str, list[int]] = {}
+        #: What it was told as an observer.
+        self.observed: list[Frame] = []
 
     def ask(
         self,
@@ -229,6 +231,9 @@ class Client(Actor):
             self.errors[event_id] = settled.error.code
 
     def on_frame(self, frame: Frame) -> None:
+        if frame.type == "observed":
+            self.observed.append(frame)
+            return
         assert frame.type == "runtime.event", f"a client was sent {frame.type}"
         heard = self.heard[frame.event_id or ""]
         assert frame.in_reply_to == f"corr-{frame.event_id}"
