@@ -308,7 +308,7 @@ class HttpProvider:
                     raise faults.Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
                 found = decoder.feed(chunk) if chunk else decoder.end()
                 events += len(found)
-                if not heard.listens:
+                if heard.on_delta is None or not heard.on_delta.wanted:
                     heard.piece(reader, reader.read(found))  # nobody reads it: it is only news
                 else:
                     for event in found:
@@ -406,11 +406,6 @@ class Listener(msgspec.Struct):
     #: The listeners to whom all was passed on before the next piece (OnDelta.wanted).
     followed: int = 0
 
-    @property
-    def listens(self) -> int:
-        """Whether anybody gets the text now (OnDelta.wanted)."""
-        return 0 if self.on_delta is None else self.on_delta.wanted
-
     def piece(self, reader: AnswerReader, text: str) -> None:
         """Pass on the text that `reader` has read, and the reasoning. The first piece of a repeated try makes the
         earlier ones void.
@@ -418,10 +413,10 @@ class Listener(msgspec.Struct):
         if reader.content != self.content and not reader.done:  # the end itself is told by the answer
             self.content = reader.content
             self.on_news("content")
-        if not (listens := self.listens):
+        if self.on_delta is None or not self.on_delta.wanted:
             return
-        if self.followed != listens:
-            self.followed, text = listens, reader.from_beginning()
+        if self.followed != self.on_delta.wanted:
+            self.followed, text = self.on_delta.wanted, reader.from_beginning()
         self._tell(reader.take_reasoning(), reasoning=True)
         self._tell(text)
 

@@ -54,7 +54,7 @@ class TurnRunner:
         self._pausing = False
         self._swept = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
-        self._listened: frames.Frame | None = None  # the last `live`
+        self._listened: frames.Frame | None = None  # the last `listen`
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = instance.config.current  # what the extensions were loaded for
         #: The functions that take the broker's frames for the working instance, by the type of the frame. Each raises
@@ -67,7 +67,7 @@ class TurnRunner:
             servers.NEWS: instance.servers.news,
             "config.changed": lambda frame: instance.config.take(frame.payload),
             "clock": self.set_clock,
-            "live": self.listen,
+            "listen": self.listen,
             **self.features.takes,
         }
 
@@ -134,7 +134,7 @@ class TurnRunner:
             self._run.set_clock(frame)
 
     def listen(self, frame: frames.Frame) -> None:
-        """`live`: somebody wants to hear of the turn, or nobody does any more. The turn may be about to begin."""
+        """`listen`: somebody wants to hear of the turn, or nobody does any more. The turn may be about to begin."""
         self._listened = frame
         if self._run is not None and self.holds(frame):
             self._run.listen(frame.live)

@@ -193,7 +193,7 @@ export interface FilePart {
 /** One frame: the header, and the payload as it travels. */
 export interface Frame {
   /** What it is about (FrameType). */
-  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "admin" | "reply" | "runtime.event" | "observed" | "live" | "clock" | "log" | "error" | "approval.ask" | "approval.news" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
+  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "admin" | "reply" | "runtime.event" | "observed" | "listen" | "clock" | "log" | "error" | "approval.ask" | "approval.news" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
   /** Unique for its sender and incarnation. */
   id?: string;
   /** Version of the protocol. */
@@ -251,7 +251,8 @@ export interface Frame {
   /** What the frame carries, as its sender encoded it. The broker never opens what is for others. */
   payload?: unknown;
   /**
-   * `event`: the asker, or an observer, wants to hear of the turn while it runs. `live`: somebody does from now on.
+   * `event`: the asker, or an observer, wants to hear of the turn while it runs. `listen`: somebody does from now
+   * on.
    */
   live?: boolean;
   /** Stands for a payload that is too large for a frame; `payload` is nil then. */

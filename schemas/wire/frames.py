@@ -75,7 +75,7 @@ FrameType = Literal[
     "reply",
     "runtime.event",
     "observed",
-    "live",
+    "listen",
     "clock",
     "log",
     "error",
@@ -191,7 +191,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     first_sent_ms: int | None = field(default=None, name="firstSentMs")
     #: What the frame carries, as its sender encoded it. The broker never opens what is for others.
     payload: Raw = NO_PAYLOAD
-    #: `event`: the asker, or an observer, wants to hear of the turn while it runs. `live`: somebody does from now on.
+    #: `event`: the asker, or an observer, wants to hear of the turn while it runs. `listen`: somebody does from now on.
     live: bool = False
     #: Stands for a payload that is too large for a frame; `payload` is nil then.
     blob: Blob | None = None

@@ -37,6 +37,7 @@ KINDS: dict[str, Any] = {
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,
     "RuntimeEvent": runtime_events.RuntimeEvent,
+    "Gap": runtime_events.Gap,
     "InstanceEnd": frames.InstanceEnd,
     "InstanceEnded": frames.InstanceEnded,
     "Shutdown": frames.Shutdown,

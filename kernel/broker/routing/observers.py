@@ -237,7 +237,7 @@ class Observers(Part, OfEvents):
         for event in events:
             connection = event.instance.conn
             if connection is not None and not event.live:
-                self._bus.send(connection, Frame("live", event_id=event.id, epoch=event.instance.epoch, live=live))
+                self._bus.send(connection, Frame("listen", event_id=event.id, epoch=event.instance.epoch, live=live))
 
     def leased(self, event: Event, frame: Frame | None) -> None:
         """A process gets the event: it is to send live events if somebody listens. One that has it already is told when

@@ -459,7 +459,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             "Gap",
         ),
         ("what an observer has read", Frame("observed", id="c.10", in_reply_to="c.9", position=40), None),
-        ("somebody wants to hear of a turn that runs", Frame("live", id="b.25", **lease, live=True), None),
+        ("somebody wants to hear of a turn that runs", Frame("listen", id="b.25", **lease, live=True), None),
         (
             "a piece of reasoning",
             Frame("runtime.event", id="x.30", **lease, payload=to_raw(thought)),

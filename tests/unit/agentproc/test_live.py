@@ -383,9 +383,9 @@ async def test_a_turn_that_runs_begins_to_tell_and_ends_with_all_its_ends(make: 
     runner = make(link, Slow(says("done")))
     working = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
     await asked.wait()
-    runner.take(Frame("live", event_id="e1", epoch=9, live=True))
+    runner.take(Frame("listen", event_id="e1", epoch=9, live=True))
     assert kinds(link) == []
-    runner.take(Frame("live", event_id="e1", epoch=1, live=True))
+    runner.take(Frame("listen", event_id="e1", epoch=1, live=True))
     assert kinds(link) == ["turn.started", "step.started"]
     go.set()
     await working
@@ -396,6 +396,6 @@ async def test_a_turn_is_told_before_it_begins_that_somebody_listens(make: Make)
     link = FakeLink()
     runner = make(link, FakeModel(says("done")))
     working = runner.run(event_frame("e1", "go"))
-    runner.take(Frame("live", event_id="e1", epoch=1, live=True))
+    runner.take(Frame("listen", event_id="e1", epoch=1, live=True))
     await working
     assert kinds(link)[:2] == ["turn.started", "step.started"]

@@ -166,7 +166,7 @@ def test_a_turn_that_runs_begins_to_tell_and_stops_with_the_last_observer() -> N
     assert observing.to_agents == []
     observing.observe(agent="coder")
     (told,) = observing.to_agents
-    assert (told.type, told.event_id, told.epoch, told.live) == ("live", "c0e0", agent.held.epoch, True)
+    assert (told.type, told.event_id, told.epoch, told.live) == ("listen", "c0e0", agent.held.epoch, True)
     observing.observe()
     assert observing.to_agents == []
     observing.say(Frame("admin", id="u1", payload=to_raw({"op": "unobserve", "subscription": "o2"})))
@@ -174,7 +174,7 @@ def test_a_turn_that_runs_begins_to_tell_and_stops_with_the_last_observer() -> N
     world.router.unreachable(CLIENTS, observing.connection.ident, world.now)
     observing.took()
     (told,) = observing.to_agents
-    assert (told.type, told.event_id, told.live) == ("live", "c0e0", False)
+    assert (told.type, told.event_id, told.live) == ("listen", "c0e0", False)
     assert world.router.parts and observing.bus.presence.connections[CLIENTS].get(observing.connection.ident) is None
 
 
@@ -216,10 +216,10 @@ def test_a_process_that_comes_back_with_its_turn_is_told_again() -> None:
         else:
             world.router.receive(known, data, world.now)
         for cls, ident, sent in list(observing.bus.out):
-            if (cls, ident) == (AGENTS, agent.wire.ident) and decode(sent).type != "live":
+            if (cls, ident) == (AGENTS, agent.wire.ident) and decode(sent).type != "listen":
                 agent.receive(sent)
         observing.took()
-        if any(frame.type == "live" for frame in observing.to_agents):
+        if any(frame.type == "listen" for frame in observing.to_agents):
             return
     raise AssertionError("it does not hear that somebody listens")
 
