@@ -44,8 +44,9 @@ RETRY_AFTER_MS: Final = 1000
 class Window(Struct):
     """How much one subscription may get, and what it has missed."""
 
-    #: The most events, and the most bytes, that are sent and not read.
+    #: The most events that are sent and not read.
     events: int
+    #: The most bytes of them.
     bytes: int
     #: The number of the last piece of news.
     number: int = 0

@@ -175,7 +175,7 @@ def test_a_turn_that_runs_begins_to_tell_and_stops_with_the_last_observer() -> N
     observing.took()
     (told,) = observing.to_agents
     assert (told.type, told.event_id, told.live) == ("listen", "c0e0", False)
-    assert world.router.parts and observing.bus.presence.connections[CLIENTS].get(observing.connection.ident) is None
+    assert observing.bus.presence.connections[CLIENTS].get(observing.connection.ident) is None
 
 
 def test_an_agent_whose_asker_listens_is_told_nothing_and_the_asker_hears_as_before() -> None:
