@@ -200,7 +200,7 @@ def test_later_turns_tell_while_somebody_observes_their_agent() -> None:
     world.settle()
     world.clients[0].ask("c0e1")
     run(world)
-    assert agent.held is not None and (agent.held.event_id, agent.held.live) == ("c0e1", False)
+    assert (agent.held.event_id, agent.held.live) == ("c0e1", False)
 
 
 def test_a_process_that_comes_back_with_its_turn_is_told_again() -> None:
