@@ -6,6 +6,7 @@
     host.py     what the tool host loads                      jail/        what runs in jails
     console.py  what a command loads that talks to a swarm    api.py       what features that need this one may call
     status.py   what `gdn ps` shows below the processes       program.py   a program of its own, with an agent's code
+    door.py     its ways into a swarm over HTTP, for what serves them
     base/       bundled extensions, and bundled tools that run in an agent's process
 
 `FEATURES` is the one table. A process of the kernel knows of features by `parts` alone, so no module of the core names
@@ -42,6 +43,9 @@ class Feature(NamedTuple):
     needs: tuple[str, ...] = ()
     #: Its commands of `gdn`, each with one line of help. `COMMANDS` of its `command.py` has them under these names.
     commands: Mapping[str, str] = MappingProxyType({})
+    #: Those of its commands that `gdn run --NAME[=VALUE]` starts beside its kernel, each with one line of help. `BESIDE`
+    #: of its `command.py` has for each the words that a value makes (kernel/cli/beside.py).
+    beside: Mapping[str, str] = MappingProxyType({})
     #: What is typed as `/NAME` in the console of `gdn run`, each with one line of help. `TYPED` of its `command.py` has
     #: it: a function of the conversation.
     typed: Mapping[str, str] = MappingProxyType({})
@@ -122,6 +126,12 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature("model_servers", ("api", "bundle")),
     Feature("restart", ("broker", "base")),
+    Feature(
+        "serve",
+        ("wire", "api", "command"),
+        commands={"serve": "Serve a swarm over HTTP, to whoever has a token."},
+        beside={"serve": "Serve the swarm over HTTP as well, at this port; see gdn serve."},
+    ),
     Feature(
         "skills",
         ("api", "bundle", "command", "base", "jail"),

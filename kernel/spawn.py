@@ -66,18 +66,25 @@ def command(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def start_program(
-    argv: list[str], *, env: Mapping[str, str], output_fd: int | None, pass_fds: Iterable[int] = ()
+    argv: list[str],
+    *,
+    env: Mapping[str, str],
+    output_fd: int | None,
+    pass_fds: Iterable[int] = (),
+    errors_fd: int | None = None,
 ) -> int:
     """Start a program in a session of its own; its pid.
 
-    Output and errors go to `output_fd` (None: to ours). `pass_fds` keep their numbers; every other descriptor of
-    ours is expected to be close-on-exec, which is Python's and libzmq's way. Raises OSError when it cannot be started.
+    Output and errors go to `output_fd` (None: to ours), errors to `errors_fd` if it is given. `pass_fds` keep their
+    numbers; every other descriptor of ours is expected to be close-on-exec, which is Python's and libzmq's way.
+
+    Raises OSError when it cannot be started.
     """
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     ]
     if output_fd is not None:
-        actions += [(os.POSIX_SPAWN_DUP2, output_fd, 1), (os.POSIX_SPAWN_DUP2, output_fd, 2)]
+        actions += [(os.POSIX_SPAWN_DUP2, output_fd, 1), (os.POSIX_SPAWN_DUP2, errors_fd or output_fd, 2)]
     passed = list(pass_fds)
     before = [os.get_inheritable(fd) for fd in passed]
     try:

@@ -36,6 +36,7 @@ LOADED_BY: Final[Mapping[str, tuple[str | None, frozenset[str]]]] = {
     "broker": ("kernel", frozenset({"wire", "api"})),
     "bundle": ("kernel", frozenset({"wire", "api"})),
     "command": ("kernel", frozenset({"wire", "api", "bundle", "process"})),
+    "door": ("kernel", frozenset({"wire", "api"})),
     "console": ("kernel", frozenset({"wire", "api", "command"})),
     "status": ("kernel", frozenset({"wire", "api"})),
     "program": ("agentproc", frozenset({"wire", "api"})),

@@ -33,6 +33,7 @@ FILES = {
     "bundle",
     "command",
     "console",
+    "door",
     "status",
     "process",
     "program",

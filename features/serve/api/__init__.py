@@ -1,0 +1,34 @@
+"""What features may call that have ways of their own in a door, or serve HTTP themselves.
+
+A feature's `door.py` has `routes(swarm)`, its ways: `Way`, which says the role and the size of the body, or any other
+route of Starlette, which needs `operate`. `FORMS` of it says how errors below a prefix of a path are answered; without
+one they are problem documents. A way finds its `Caller` as `request.state.caller`. It may raise GoondanError, and
+`refused(status, …)` where HTTP has a status for it. A stream ends soon after `request.state.ending` (an Event) is set.
+
+Source: docs/design/features.md section 1.
+"""
+
+from goondan.features.serve.api.gate import Formatter, Gate, Refused, Way, refused
+from goondan.features.serve.api.http import Bounds, HttpService, listen
+from goondan.features.serve.api.problems import problem, status_of
+from goondan.features.serve.api.rules.callers import Caller, Role, Tokens
+from goondan.features.serve.api.rules.heads import Names
+from goondan.features.serve.api.swarm import Swarm
+
+__all__ = [
+    "Bounds",
+    "Caller",
+    "Formatter",
+    "Gate",
+    "HttpService",
+    "Names",
+    "Refused",
+    "Role",
+    "Swarm",
+    "Tokens",
+    "Way",
+    "listen",
+    "problem",
+    "refused",
+    "status_of",
+]

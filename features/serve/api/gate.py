@@ -1,0 +1,298 @@
+"""The gate before all ways of a door: an ASGI application that judges a request, finds its way and bounds its body.
+
+A way says the role that it needs and how large its body may be. What it raises is answered in the form of its prefix:
+a problem document, if the feature whose way it is has no form of its own. A request that cannot be answered any more
+loses its connection.
+
+When its client goes, the work on a request is cancelled. So a way that waits for an answer sees CancelledError.
+
+Source: docs/design/features.md section 1; RFC 9457.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+
+from goondan.features.serve.api.http import CONNECTION, Bounds, Message, Receive, Send
+from goondan.features.serve.api.problems import problem, status_of
+from goondan.features.serve.api.rules.callers import Role, Tokens
+from goondan.features.serve.api.rules.heads import Head, Names, Refusal, judge
+from goondan.schemas.wire.errors import GoondanError, fail
+
+#: Makes the answer of an error with a status.
+Formatter = Callable[[GoondanError, int], Response]
+#: How large a body is whose way says nothing (bytes).
+MAX_BODY: Final = 1 << 20
+_LOG: Final = logging.getLogger("goondan.door")
+#: What each answer says, unless its way has said it: it is a caller's own, and what its type says.
+_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+
+
+class Refused(Exception):
+    """An error with a status of its own: raised by a way, answered by the gate in the form of its prefix."""
+
+    def __init__(self, status: int, error: GoondanError) -> None:
+        super().__init__(error.info.message)
+        self.status = status
+        self.error = error
+
+
+def refused(status: int, message: str, code: str = "E_DOOR_REQUEST") -> Refused:
+    """The error of a request that is wrong in a way that HTTP has a status for."""
+    return Refused(status, fail(code, message))
+
+
+class Way(Route):
+    """A route that says which role a caller needs (`role`), and how large its body may be (`max_body`, bytes)."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        methods: Sequence[str] = ("GET",),
+        *,
+        role: Role = "operate",
+        max_body: int = MAX_BODY,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(path, endpoint, methods=[*methods], name=name)
+        self.methods = {*methods}  # HEAD is not served
+        self.role = role
+        self.max_body = max_body if {*methods} - {"GET"} else 0
+
+
+class Gate:
+    """Judges requests, and hands those that may come in to their ways."""
+
+    def __init__(
+        self,
+        ways: Sequence[BaseRoute],
+        names: Names,
+        tokens: Tokens,
+        bounds: Bounds,
+        forms: Mapping[str, Formatter] | None = None,
+        log: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`forms`: how errors below a prefix of a path are answered. `log` gets a line for each request."""
+        self._ways = ways
+        self._names = names
+        self._bounds = bounds
+        self._forms = sorted((forms or {}).items(), key=lambda form: -len(form[0]))
+        self._log = log
+        self._tokens = tokens
+        self._open: Counter[str] = Counter()
+        self._bodies = 0
+        #: What works on the requests that were let in, with what their tokens were.
+        self._inside: dict[asyncio.Task[Any], Head] = {}
+        #: Set when the door ends: streams say so, and end.
+        self.ending = asyncio.Event()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http":
+            await _Exchange(self, scope, receive, send).run()
+
+    def replace(self, tokens: Tokens) -> None:
+        """From now on these are the tokens. Requests and streams whose token has gone, or says less, lose their
+        connection.
+        """
+        self._tokens = tokens
+        for task, head in self._inside.items():
+            if tokens.known(head.digest) != head.caller:
+                task.cancel()
+
+    # --- for exchanges
+
+    def find(self, scope: Message) -> BaseRoute:
+        """The way of a request; what its path says is put into the scope. Raises Refused 404, 405."""
+        allowed: set[str] = set()
+        for way in self._ways:
+            match, found = way.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                return way
+            if match is Match.PARTIAL:
+                allowed |= getattr(way, "methods", None) or set()
+        if allowed:
+            raise refused(405, f"this path takes {', '.join(sorted(allowed))}")
+        raise refused(404, "nothing is served at this path")
+
+    def formatter(self, path: str) -> Formatter:
+        """What makes the answer of an error at this path."""
+        return next((form for prefix, form in self._forms if path.startswith(prefix)), problem)
+
+    def judge(self, scope: Message) -> Head:
+        """What the head says. Raises Refused."""
+        head = judge(scope, self._names, self._tokens)
+        if isinstance(head, Refusal):
+            raise refused(head.status, head.reason, head.code)
+        return head
+
+    @contextlib.contextmanager
+    def counted(self, head: Head) -> Iterator[None]:
+        """One more request of a caller, while it is open. Raises Refused 429."""
+        caller, task = head.caller, asyncio.current_task()
+        if self._open[caller.name] >= self._bounds.open:
+            message = f"{self._bounds.open} requests with the token {caller.name} are open"
+            raise refused(429, message, "E_OVERLOADED")
+        self._open[caller.name] += 1
+        if task is not None:
+            self._inside[task] = head
+        try:
+            yield
+        finally:
+            self._open[caller.name] -= 1
+            if task is not None:
+                self._inside.pop(task, None)
+
+    def hold(self, size: int) -> None:
+        """So many bytes of bodies are in memory from now on. Raises GoondanError E_OVERLOADED."""
+        if self._bodies + size > self._bounds.bodies:
+            raise fail("E_OVERLOADED", "the bodies of other requests take all room")
+        self._bodies += size
+
+    def release(self, size: int) -> None:
+        """They are not any more."""
+        self._bodies -= size
+
+    @property
+    def bounds(self) -> Bounds:
+        """What may be spent."""
+        return self._bounds
+
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Write a line of the access log, if there is one."""
+        if self._log is not None:
+            self._log(msgspec.json.encode(line) + b"\n")
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, gate: Gate, scope: Message, receive: Receive, send: Send) -> None:
+        self._gate = gate
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._began = time.time(), time.monotonic()
+        self._head: Head | None = None
+        self._way: BaseRoute | None = None
+        self._most = 0  # how large the body may be
+        self._held = 0  # how much of it has come
+        self._whole = False
+        self._until = asyncio.get_running_loop().time() + gate.bounds.body_s
+        self._status = 0
+        self._sent = 0
+
+    async def run(self) -> None:
+        connection = self._scope["state"].get(CONNECTION)
+        try:
+            if connection is not None:
+                connection.task = asyncio.current_task()
+            await self._answered(connection)
+        except asyncio.CancelledError:
+            if connection is None:
+                raise
+            connection.transport.abort()  # its client has gone, its token has, or the door ends
+        finally:
+            if connection is not None:
+                connection.task = None
+            self._gate.release(self._held)
+            self._note()
+
+    async def _answered(self, connection: Any) -> None:
+        try:
+            head = self._gate.judge(self._scope)
+            self._head = head
+            if connection is not None:
+                connection.let_in()
+            with self._gate.counted(head):
+                await self._let_in(head)
+        except Refused as error:
+            await self._refuse(error.error, error.status)
+        except GoondanError as error:
+            await self._refuse(error, status_of(error.info.code))
+        except HTTPException as error:
+            await self._refuse(fail("E_DOOR_REQUEST", str(error.detail)[:200]), error.status_code)
+        except Exception:
+            _LOG.exception("a request has failed")
+            await self._refuse(fail("E_INTERNAL", "the request has failed, and the log says why"), 500)
+
+    async def _let_in(self, head: Head) -> None:
+        caller, way = head.caller, self._gate.find(self._scope)
+        self._way = way
+        role: Role = getattr(way, "role", "operate")
+        if not caller.may(role):
+            raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {caller.name} has {caller.role}")
+        self._most = getattr(way, "max_body", MAX_BODY)
+        if head.length is not None and head.length > self._most:
+            self._too_large()
+        self._scope["state"] |= {"caller": caller, "ending": self._gate.ending}
+        await way.handle(self._scope, self._body, self._answer)
+
+    async def _body(self) -> Message:
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            raise refused(408, f"the body did not come within {self._gate.bounds.body_s:g} s") from None
+        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        size = len(message.get("body", b""))
+        if self._held + size > self._most:
+            self._too_large()
+        self._gate.hold(size)
+        self._held += size
+        return message
+
+    def _too_large(self) -> NoReturn:
+        raise refused(413, f"a request at this path has at most {self._most} bytes")
+
+    async def _answer(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = [*message.get("headers", [])]
+            named = {name.lower() for name, _ in headers}
+            message["headers"] = headers + [header for header in _HEADERS if header[0] not in named]
+        else:
+            self._sent += len(message.get("body", b""))
+        await self._send(message)
+
+    async def _refuse(self, error: GoondanError, status: int) -> None:
+        """Answer an error, and close the connection if the rest of its request is not wanted."""
+        if self._status:
+            raise ConnectionAbortedError(error.info.message)  # uvicorn closes a connection whose answer is not whole
+        answer: Response = self._gate.formatter(self._scope["path"])(error, status)
+        if status == 401:
+            answer.headers["www-authenticate"] = 'Bearer realm="goondan"'
+        if self._head is None or not (self._whole or self._head.length == 0):
+            answer.headers["connection"] = "close"  # what comes behind is not read
+        await answer(self._scope, self._body, self._answer)
+
+    def _note(self) -> None:
+        """A line without what a caller has chosen: no path, no query, no content."""
+        at, began = self._began
+        self._gate.note(
+            {
+                "time": round(at, 3),
+                "token": None if self._head is None else self._head.caller.name,
+                "method": self._scope["method"][:16],
+                "way": getattr(self._way, "path", None),
+                "status": self._status,
+                "ms": round((time.monotonic() - began) * 1000, 1),
+                "bytesIn": self._held,
+                "bytesOut": self._sent,
+            }
+        )

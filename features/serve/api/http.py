@@ -1,0 +1,245 @@
+"""HTTP/1.1 of a door: uvicorn with h11, and bounds on what a connection may cost.
+
+Every connection costs memory, and whoever opens one may be hostile. So
+
+- there are so many at most, and one that has not shown a token gives way to a newer one: who opens thousands pushes
+  out others of its kind only;
+- the head of a request has some seconds, its bytes are bounded (by h11), and a body that nobody has read ends its
+  connection;
+- a reader that does not read is cut when the buffer of its connection has been full for some time.
+
+h11 reads one request after another, whatever has come behind it. It takes 0.1 to 0.2 ms more for a request than
+httptools, whose parser has no bound on a head, and hands on all requests of a packet at once.
+
+Source: RFC 9112; docs/commands.md, "gdn serve".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from functools import partial
+from typing import Any, Final
+
+import h11
+import uvicorn
+from msgspec import Struct
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+#: Where a request finds its connection: in the state of its scope.
+CONNECTION: Final = "connection"
+#: How much may wait to be written on a connection before its writers wait, in this process and in the system (bytes).
+WRITE_BUFFER: Final = 32 << 10
+SEND_BUFFER: Final = 128 << 10
+#: Descriptors that are left for everything but connections.
+OWN_FILES: Final = 256
+
+
+class Bounds(Struct, frozen=True):
+    """What a door spends on its callers."""
+
+    #: Connections at once, and those of them that have not shown a token yet.
+    connections: int = 2048
+    strangers: int = 256
+    #: Requests of one token at once; a stream is one.
+    open: int = 1280
+    #: How long the head of a request may take (seconds); a client on the same machine needs milliseconds.
+    head_s: float = 5.0
+    #: How long its body may take (seconds): 9 MiB on a busy machine take less than one.
+    body_s: float = 30.0
+    #: How long a connection may be idle between two requests (seconds).
+    idle_s: int = 60
+    #: How long a reader may leave its buffer full (seconds).
+    write_s: float = 30.0
+    #: The longest head of a request (bytes).
+    head: int = 32 << 10
+    #: Bodies that are in memory at once (bytes).
+    bodies: int = 64 << 20
+    #: How long requests under way have when the server ends (seconds).
+    goodbye_s: int = 3
+
+
+class Room:
+    """The connections of one server: how many there are, and which are strangers'."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._count = 0
+        self._strangers: dict[Connection, None] = {}  # the oldest first
+
+    def enter(self, connection: Connection) -> bool:
+        """Whether there is room for one more. The oldest stranger goes if there are too many."""
+        if self._count >= self.bounds.connections and not self._strangers:
+            return False
+        if self._count >= self.bounds.connections or len(self._strangers) >= self.bounds.strangers:
+            self._drop(next(iter(self._strangers)))
+        self._count += 1
+        self._strangers[connection] = None
+        return True
+
+    def let_in(self, connection: Connection) -> None:
+        """It has shown a token."""
+        self._strangers.pop(connection, None)
+
+    def leave(self, connection: Connection) -> None:
+        """It is gone."""
+        if connection.inside:
+            connection.inside = False
+            self._count -= 1
+            self._strangers.pop(connection, None)
+
+    def _drop(self, stranger: Connection) -> None:
+        self.leave(stranger)
+        stranger.transport.abort()
+
+
+class Connection(H11Protocol):
+    """One connection. It is closed when the head of a request does not come, or nobody reads what is sent."""
+
+    def __init__(self, room: Room, **given: Any) -> None:
+        super().__init__(**given)
+        self._room = room
+        self._bounds = room.bounds
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.app_state = {**self.app_state, CONNECTION: self}
+        #: It counts as one of the room's.
+        self.inside = False
+        #: What works on its request.
+        self.task: asyncio.Task[Any] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(WRITE_BUFFER)
+        self.inside = self._room.enter(self)
+        if self.inside:
+            self._limit("head", self._bounds.head_s)
+        else:
+            transport.abort()
+
+    def let_in(self) -> None:
+        """The request has shown a token."""
+        self._room.let_in(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._between:
+            self._limit("head", self._bounds.head_s)
+        super().data_received(data)
+        if not self._between:
+            self._free("head")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._limit("write", self._bounds.write_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._free("write")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:  # it was answered before it had come, and nobody wants the rest
+            self.transport.close()
+            self._limit("write", self._bounds.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._room.leave(self)
+        super().connection_lost(exc)
+        if self.task is not None:
+            self.task.cancel()
+
+    @property
+    def _between(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+
+    def _limit(self, what: str, seconds: float) -> None:
+        if what not in self._timers:
+            self._timers[what] = asyncio.get_running_loop().call_later(seconds, self.transport.abort)
+
+    def _free(self, what: str) -> None:
+        timer = self._timers.pop(what, None)
+        if timer is not None:
+            timer.cancel()
+
+
+class _Quiet(uvicorn.Server):
+    """Signals are the command's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpService:
+    """An application on a socket that listens."""
+
+    def __init__(self, app: App, listening: socket.socket, bounds: Bounds) -> None:
+        self._listening = listening
+        bounds = _within_descriptors(bounds)
+        protocol: Any = partial(Connection, Room(bounds))
+        self._uvicorn = _Quiet(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=bounds.head,
+                timeout_keep_alive=bounds.idle_s,
+                timeout_graceful_shutdown=bounds.goodbye_s,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serve until `stop`."""
+        await self._uvicorn.serve(sockets=[self._listening])
+
+    def stop(self, *, now: bool = False) -> None:
+        """End: what is under way has some seconds, or, with `now`, none."""
+        self._uvicorn.should_exit = True
+        self._uvicorn.force_exit = self._uvicorn.force_exit or now
+
+
+def _within_descriptors(bounds: Bounds) -> Bounds:
+    """The bounds as the system's limit of descriptors allows them. It is raised as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = bounds.connections + OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        room = max(1, soft - OWN_FILES)
+        changed = {"connections": min(bounds.connections, room), "strangers": min(bounds.strangers, room)}
+        return Bounds(**{name: getattr(bounds, name) for name in bounds.__struct_fields__} | changed)
+    return bounds
+
+
+def listen(port: int, address: str = "127.0.0.1", backlog: int = 256) -> socket.socket:
+    """A socket that listens at this address, and nowhere else. Raises OSError, ValueError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        # Connections have both from it. Without this an answer in two parts waits 40 ms for an acknowledgement.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listening.bind((address, port))
+        listening.listen(backlog)
+    except (OSError, OverflowError):
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,1 @@
+"""What the door decides about a caller and a request. Pure."""

@@ -1,0 +1,169 @@
+"""The head of a request: whether it may come in, before a byte of its body is read. Pure.
+
+Every program and every page in a browser of this machine can connect to a port of loopback. A page of a stranger can
+make a browser ask it (a form, a picture, an EventSource, DNS rebinding), and then Host, Origin or Sec-Fetch-Site says
+so. The token keeps out what the user did not let in. Each check is of exact values.
+
+A head that two readers may understand differently is refused: more than one Host, Content-Length with
+Transfer-Encoding, HTTP/1.0, escapes that are no UTF-8.
+
+Source: RFC 9110 section 7; RFC 9112 sections 3.2, 6.3 and 11.2; the Fetch standard's metadata headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
+
+from goondan.features.serve.api.rules.callers import Caller, Tokens, digest_of
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+#: What is asked with. HEAD, OPTIONS and the rest have nothing here that they could do.
+METHODS: Final = ("GET", "POST", "DELETE")
+#: Words in a query that are tokens somewhere: a query stands in logs and histories.
+_SECRETS: Final = frozenset({"token", "access_token", "api_key", "apikey", "authorization", "bearer"})
+#: The longest path with its query (bytes).
+MAX_TARGET: Final = 8192
+#: The most headers.
+MAX_HEADERS: Final = 100
+_LENGTH: Final = re.compile(rb"[0-9]{1,12}\Z")
+
+
+class Refusal(Struct, frozen=True):
+    """Why a request is not let in."""
+
+    #: The HTTP status.
+    status: int
+    #: The reason in words. It says nothing that the sender does not know.
+    reason: str
+    #: Its code.
+    code: str = "E_DOOR_REQUEST"
+    #: Whether the answer names the way to authenticate.
+    wants_token: bool = False
+
+
+class Names:
+    """The names under which a door may be asked."""
+
+    def __init__(self, port: int, address: str = "127.0.0.1", more: Sequence[str] = ()) -> None:
+        """`address` is what it listens at; `more` are names that its owner has given it, with or without a port."""
+        names = ["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address]
+        hosts = {f"{name}:{port}" for name in names}
+        for name in more:
+            hosts |= {name.lower()} if _has_port(name) else {name.lower(), f"{name.lower()}:{port}"}
+        self._hosts = frozenset(host.encode() for host in hosts)
+        self._port = port
+        # A page can rebind a name, and no address. So behind "all addresses" each address is a good Host.
+        self._any_address = address in ("0.0.0.0", "::")  # noqa: S104 - compared, not listened at
+
+    def has_host(self, host: bytes) -> bool:
+        """Whether a Host names this door."""
+        return host.lower() in self._hosts or (self._any_address and self._is_address(host))
+
+    def has_origin(self, origin: bytes) -> bool:
+        """Whether a page of this origin is one of the door's own."""
+        scheme, mark, host = origin.partition(b"://")
+        return bool(mark) and scheme in (b"http", b"https") and self.has_host(host)
+
+    def _is_address(self, host: bytes) -> bool:
+        name, _, port = host.decode("ascii", "replace").rpartition(":")
+        try:
+            ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return port == str(self._port)
+
+
+def _has_port(name: str) -> bool:
+    return name.rpartition(":")[2].isdigit() and not name.endswith("]")
+
+
+class Head(Struct, frozen=True):
+    """What a head says that was not refused."""
+
+    #: Who asks.
+    caller: Caller
+    #: What is kept of its token.
+    digest: bytes
+    #: The size of the body that is announced (bytes). None: it comes in chunks.
+    length: int | None
+
+
+def judge(scope: Any, names: Names, tokens: Tokens) -> Head | Refusal:
+    """What a request says, by its ASGI scope; or why it is refused."""
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.lower(), []).append(value)
+    refusal = _addressed(scope, found, names) or _whole(scope, found)
+    if refusal is not None:
+        return refusal
+    digest = digest_of(_token(found.get(b"authorization", [])))
+    caller = tokens.known(digest)
+    if caller is None:
+        reason = "the token is missing or is not the right one"
+        return Refusal(401, reason, "E_DOOR_REFUSED", wants_token=True)
+    lengths = found.get(b"content-length")
+    return Head(caller, digest, int(lengths[0]) if lengths else None if b"transfer-encoding" in found else 0)
+
+
+def _addressed(scope: Any, found: dict[bytes, list[bytes]], names: Names) -> Refusal | None:
+    """Whether it was meant for this door, and sent by a program or a page of ours."""
+    if scope["http_version"] != "1.1":
+        return Refusal(505, "HTTP/1.1 is spoken here")
+    hosts = found.get(b"host", [])
+    if len(hosts) != 1 or not names.has_host(hosts[0]):
+        return Refusal(421, "this is not the host that the request names", "E_DOOR_REFUSED")
+    origins = found.get(b"origin", [])
+    if len(origins) > 1 or not all(map(names.has_origin, origins)):
+        return Refusal(403, "pages of this origin may not ask", "E_DOOR_REFUSED")
+    if any(site not in (b"same-origin", b"none") for site in found.get(b"sec-fetch-site", [])):
+        return Refusal(403, "pages of another site may not ask", "E_DOOR_REFUSED")
+    return None
+
+
+def _whole(scope: Any, found: dict[bytes, list[bytes]]) -> Refusal | None:
+    """Whether it can be understood in one way only."""
+    raw: bytes = scope["raw_path"]
+    query: bytes = scope["query_string"]
+    if scope["method"] not in METHODS:
+        return Refusal(405, f"only {', '.join(METHODS)} are served")
+    if not raw.startswith(b"/") or len(raw) + len(query) > MAX_TARGET or sum(map(len, found.values())) > MAX_HEADERS:
+        return Refusal(400, f"a request names a path of at most {MAX_TARGET} bytes, and has at most 100 headers")
+    if not _is_plain(raw):
+        return Refusal(400, "the path is not UTF-8, or has control characters or steps (..) in it")
+    if any(_secret(part) for part in query.split(b"&")):
+        reason = "a token stands in the query, where logs and histories keep it; send it as Authorization: Bearer"
+        return Refusal(400, reason, "E_DOOR_REFUSED")
+    lengths, codings = found.get(b"content-length", []), found.get(b"transfer-encoding", [])
+    if len(lengths) + len(codings) > 1 or not all(map(_LENGTH.match, lengths)):
+        return Refusal(400, "a request has one Content-Length, or one Transfer-Encoding")
+    if any(coding.lower() != b"chunked" for coding in codings) or b"upgrade" in found:
+        return Refusal(400, "the only transfer coding is chunked, and nothing is upgraded to")
+    if any(coding.lower() != b"identity" for coding in found.get(b"content-encoding", [])):
+        return Refusal(415, "bodies come without a content coding")
+    return None
+
+
+def _is_plain(raw: bytes) -> bool:
+    try:
+        text = unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        return False
+    return text.isprintable() and not {"..", "."} & {*text.split("/")} and "\\" not in text
+
+
+def _secret(part: bytes) -> bool:
+    name = unquote_to_bytes(part.partition(b"=")[0]).decode("ascii", "replace")
+    return name.strip().lower().replace("-", "_") in _SECRETS
+
+
+def _token(given: list[bytes]) -> bytes:
+    """The token that was given. It is empty, as no token is, when there is none, or more than one."""
+    scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    return token.strip() if scheme.lower() == b"bearer" else b""

@@ -1,0 +1,103 @@
+"""`gdn serve` and `gdn run --serve`: where it listens, who may come in, how it begins and ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Sandbox]:
+    with sandbox() as made:
+        yield made
+
+
+def told_by(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What a door says of itself when it is ready."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr and process.stderr.read()
+    told: dict[str, Any] = json.loads(line)
+    return told | {"port": int(told["url"].rpartition(":")[2])}
+
+
+@contextmanager
+def door(kernel: Sandbox, *more: str) -> Iterator[dict[str, Any]]:
+    process = kernel.popen("serve", "--port", "0", "--json", *more)
+    try:
+        yield told_by(process) | {"process": process}
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def asks(told: dict[str, Any], path: str = "/api/v1/nothing", token: str | None = None) -> tuple[int, dict[str, Any]]:
+    given = token or Path(told["tokenFile"]).read_text().split()[0]
+    connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=30)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {given}"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def test_alone_it_starts_the_swarm_and_serves_it_until_a_signal(kernel: Sandbox) -> None:
+    with door(kernel) as told:
+        token_file = Path(told["tokenFile"])
+        assert told["url"].startswith("http://127.0.0.1:")
+        assert token_file.stat().st_mode & 0o777 == 0o600
+        assert asks(told)[0] == 404
+        status, refused = asks(told, token="no-token-that-anybody-has")
+        assert (status, refused["code"], refused["status"]) == (401, "E_DOOR_REFUSED", 401)
+        assert kernel.ps(), "a swarm runs"
+        token = token_file.read_text().strip()
+        assert token not in Path(f"/proc/{told['pid']}/cmdline").read_text()
+        told["process"].send_signal(signal.SIGINT)
+        assert told["process"].wait(30) == 130
+        assert not token_file.exists(), "the token goes with the door"
+        assert token.encode() not in told["process"].stderr.read()
+    wait_until(lambda: not kernel.ps(), what="the swarm ends with the last that used it")
+
+
+def test_beside_a_kernel_it_lives_and_ends_with_it(kernel: Sandbox) -> None:
+    started = kernel.gdn("run", "--detach", "--serve=0", "--json")
+    assert started.status == 0, started.err
+    told = started.json["beside"]["serve"]
+    told["port"] = int(told["url"].rpartition(":")[2])
+    assert asks(told)[0] == 404
+    fd = os.pidfd_open(told["pid"])
+    try:
+        kernel.gdn("restart")
+        assert asks(told)[0] == 404, "a restart in place is not its end"
+        kernel.gdn("stop")
+        wait_until(lambda: not Path(told["tokenFile"]).exists())
+    finally:
+        os.close(fd)
+    assert kernel.gdn("run", "--serve=x").status == 2
+
+
+def test_what_cannot_be_served_is_one_error(kernel: Sandbox, tmp_path: Path) -> None:
+    for words in (
+        ("--address", "0.0.0.0"),
+        ("--address", "no.such.address.invalid", "--token-file", str(tmp_path / "none")),
+        ("--token-file", "/nowhere/at/all"),
+    ):
+        done = kernel.gdn("serve", *words)
+        assert done.status == 2, (words, done)
+        assert "E_USAGE" in done.err and "Traceback" not in done.err, words
