@@ -43,8 +43,8 @@ class Feature(NamedTuple):
     needs: tuple[str, ...] = ()
     #: Its commands of `gdn`, each with one line of help. `COMMANDS` of its `command.py` has them under these names.
     commands: Mapping[str, str] = MappingProxyType({})
-    #: Those of its commands that `gdn run --NAME[=VALUE]` starts beside its kernel, each with one line of help. `BESIDE`
-    #: of its `command.py` has for each the words that a value makes (kernel/cli/beside.py).
+    #: Those of its commands that `gdn run --NAME[=VALUE]` starts beside its kernel, each with one line of help.
+    #: `BESIDE` of its `command.py` has for each the words that a value makes (kernel/cli/beside.py).
     beside: Mapping[str, str] = MappingProxyType({})
     #: What is typed as `/NAME` in the console of `gdn run`, each with one line of help. `TYPED` of its `command.py` has
     #: it: a function of the conversation.

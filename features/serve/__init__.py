@@ -1,4 +1,4 @@
 """The door: a running swarm as an HTTP service, for whoever has a token.
 
-Source: docs/design/features.md; docs/commands.md, "gdn serve".
+Source: docs/design/features.md; docs/commands.md.
 """

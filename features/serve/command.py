@@ -7,7 +7,7 @@ it ends with it.
 Without --token-file it makes one token, in a file that goes when the command ends. The token itself is written nowhere
 else.
 
-Source: docs/commands.md, "gdn serve".
+Source: docs/commands.md.
 """
 
 from __future__ import annotations

@@ -23,15 +23,23 @@ import msgspec
 
 from goondan.features import FEATURES, parts
 from goondan.kernel.cli.state import BundleTarget
-from goondan.kernel.spawn import command, environment, parse_report, start_program
+from goondan.kernel.spawn import command, environment, start_program
 from goondan.kernel.start import import_whole
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: How long such a program may take until it is ready (seconds).
 READY_S: Final = 30.0
 #: The longest document that it prints (bytes).
 MAX_DOCUMENT: Final = 64 << 10
+
+
+class _Failed(msgspec.Struct):
+    """What a command with --json prints when it fails."""
+
+    #: Why.
+    error: ErrorPayload
 
 
 def doors() -> list[ModuleType]:
@@ -91,8 +99,8 @@ def _told(reading: int, name: str) -> dict[str, Any]:
         if not chunk:
             break
         data += chunk
-    if (error := parse_report(data)) is not None:
-        raise GoondanError(error)
+    with suppress(msgspec.DecodeError):
+        raise GoondanError(msgspec.json.decode(data, type=_Failed).error)
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError:

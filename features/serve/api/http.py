@@ -11,7 +11,7 @@ Every connection costs memory, and whoever opens one may be hostile. So
 h11 reads one request after another, whatever has come behind it. It takes 0.1 to 0.2 ms more for a request than
 httptools, whose parser has no bound on a head, and hands on all requests of a packet at once.
 
-Source: RFC 9112; docs/commands.md, "gdn serve".
+Source: RFC 9112; docs/commands.md.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ OWN_FILES: Final = 256
 class Bounds(Struct, frozen=True):
     """What a door spends on its callers."""
 
-    #: Connections at once, and those of them that have not shown a token yet.
+    #: Connections at once.
     connections: int = 2048
+    #: Those of them that have not shown a token yet.
     strangers: int = 256
     #: Requests of one token at once; a stream is one.
     open: int = 1280

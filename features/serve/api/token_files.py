@@ -1,6 +1,6 @@
 """Files of tokens: read if nobody else can read or write them, and made for who has none.
 
-Source: docs/commands.md, "gdn serve"; docs/mcp.md, "Our tools for MCP clients".
+Source: docs/commands.md; docs/mcp.md, "Our tools for MCP clients".
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ speak to. Empty lines and those that begin with `#` say nothing.
 A token is never kept: of each there is a digest, and what a request has given is compared with all of them, each in
 constant time. So the time of an answer does not tell which one was nearly right.
 
-Source: docs/commands.md, "gdn serve".
+Source: docs/commands.md.
 """
 
 from __future__ import annotations
