@@ -116,7 +116,7 @@ _MAX_NAME: Final = 256
 _Name = Annotated[str, Meta(min_length=1, max_length=_MAX_NAME)]
 
 
-class Observe(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class Observe(Struct, frozen=True, rename="camel", kw_only=True):
     """The question `observe` of an operator's client: it wants to hear of turns of others."""
 
     #: Of which agent. None: of all.
