@@ -93,23 +93,25 @@ def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = AN
 
 
 class Learned(NamedTuple):
-    """What a feature's part in the broker has learned by itself, and can forget: `LEARNED` of its `status.py`. `gdn ps`
-    shows it below the processes.
+    """What a feature's part in the broker has learned by itself: `LEARNED` of its `status.py`. `gdn ps` shows it below
+    the processes.
     """
 
     #: The broker's name of the question. The answer has the rows under the same name. With `forget` they are forgotten.
     op: str
     #: A row for a person.
     line: Callable[[Document], str]
+    #: It is about the limits of model servers: `gdn usage` shows it, too, and it can be forgotten.
+    limits: bool = True
 
 
-def learned(bundle: str | None, *, forget: bool = False) -> tuple[list[Document], list[str]]:
-    """What was learned in the kernel that runs `bundle`: the rows, and their lines for a person. Nothing when no broker
-    answers, unless it has to forget them. Raises GoondanError.
+def learned(bundle: str | None, *, forget: bool = False, limits: bool = True) -> tuple[list[Document], list[str]]:
+    """What was learned in the kernel that runs `bundle`: the rows, and their lines for a person; only of limits, or
+    everything. Nothing when no broker answers, unless it has to forget them. Raises GoondanError.
     """
     rows: list[Document] = []
     lines: list[str] = []
-    for of_feature in (module.LEARNED for module in parts("status")):
+    for of_feature in (module.LEARNED for module in parts("status") if module.LEARNED.limits or not limits):
         try:
             asked = {"op": of_feature.op, "forget": forget}
             found = ask_broker(bundle, asked, ANSWER_S if forget else LEARNED_S)[of_feature.op]

@@ -26,6 +26,9 @@ class Program(NamedTuple):
     arguments: Callable[[str], Sequence[str]]
     #: The variables of the supervisor's environment that it gets besides those that every program gets.
     variables: Collection[str]
+    #: Variables of it with secrets: if one of them is set, the program gets them on `--secrets-fd` (msgpack: their
+    #: values by their names).
+    secrets: Collection[str] = ()
 
 
 @cache

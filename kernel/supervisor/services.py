@@ -179,7 +179,11 @@ class Launches:
         arguments = ["--endpoint", self.endpoint("control"), "--token-fd", str(token_fd)]
         arguments += program.arguments(self._options.state_dir)
         env = spawn.environment(os.environ, program.variables)
-        return Launch(module=program.module, arguments=arguments, env=env, pass_fds=[token_fd])
+        given = [token_fd]
+        if secrets := {name: os.fsencode(os.environ[name]) for name in program.secrets if name in os.environ}:
+            given.append(spawn.memory_file("secrets", msgspec.msgpack.encode(secrets)))
+            arguments += ["--secrets-fd", str(given[-1])]
+        return Launch(module=program.module, arguments=arguments, env=env, pass_fds=given)
 
     def _fork_server(self) -> Launch:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -29,13 +29,13 @@ def tls_context() -> ssl.SSLContext:
     import ssl  # not before: the start of a kernel makes no such connection
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(*_places())
+    context.load_verify_locations(*places())
     return context
 
 
 def authorities_pem() -> bytes:
     """All of them as one file, for a process behind walls. Raises OSError."""
-    file, folder = _places()
+    file, folder = places()
     paths = [] if file is None else [file]
     if folder is not None:
         paths += [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if _HASHED.fullmatch(name)]
@@ -46,7 +46,7 @@ def authorities_pem() -> bytes:
     return b"\n".join(parts)
 
 
-def _places() -> tuple[str | None, str | None]:
+def places() -> tuple[str | None, str | None]:
     """The file and the folder of the authorities that are trusted."""
     file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
     if file is not None or folder is not None:

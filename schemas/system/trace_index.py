@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing, suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -59,6 +59,14 @@ _LAST: Final = (
     "WHERE ifnull(?1, agent) = agent AND ifnull(?2, instance_key) = instance_key "
     "GROUP BY agent, instance_key, turn_id ORDER BY began DESC LIMIT ?3"
 )
+_BEHIND: Final = (
+    "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns WHERE seq > ? ORDER BY seq LIMIT ?"
+)
+_SINCE: Final = (
+    "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns WHERE at >= ? ORDER BY seq LIMIT ?"
+)
+#: Whether a row is still what it was, or was removed for its age.
+_KNOWN: Final = "SELECT count(*) FROM turns WHERE seq = ?1 AND turn_id = ?2 OR (SELECT min(seq) FROM turns) > ?1"
 
 
 class IndexRow(Struct, frozen=True, array_like=True):
@@ -76,6 +84,13 @@ class IndexRow(Struct, frozen=True, array_like=True):
     agent: str
     #: Its instance.
     instance_key: str
+
+
+class NumberedRow(IndexRow, frozen=True, array_like=True):
+    """One turn with its number, which grows from turn to turn."""
+
+    #: The number.
+    seq: int
 
 
 class TraceIndex:
@@ -145,12 +160,33 @@ def last(state_dir: str, number: int, agent: str | None = None, instance_key: st
     return _read(state_dir, _LAST, agent, instance_key, number, _TAIL)
 
 
+def behind(state_dir: str, seq: int, turn_id: str, at: str, number: int) -> list[NumberedRow]:
+    """The next turns behind the one with this number, which began `at`. If the index has another turn there, it was
+    made anew or has lost rows: then those that began since.
+    """
+    known = bool(seq) and any(count for (count,) in _rows(state_dir, _KNOWN, seq, turn_id))
+    found = _rows(state_dir, _BEHIND, seq, number) if known else _rows(state_dir, _SINCE, at, number)
+    rows = []
+    for row in found:
+        with suppress(msgspec.ValidationError):
+            rows.append(msgspec.convert(row, NumberedRow))
+    return rows
+
+
 def _read(state_dir: str, query: str, *values: str | int | None) -> list[IndexRow]:
-    """What a query finds; nothing in a file that is not there or cannot be read."""
+    """What a query finds; nothing if a row of it cannot be read."""
+    try:
+        return msgspec.convert(_rows(state_dir, query, *values), list[IndexRow])
+    except msgspec.ValidationError:
+        return []
+
+
+def _rows(state_dir: str, query: str, *values: str | int | None) -> list[Any]:
+    """The rows of a query; none of a file that is not there or cannot be read."""
     path = f"{state_dir}/{FOLDER}/{_FILES[0]}"
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
         with closing(sqlite3.connect(path, timeout=_READ_S, isolation_level=None)) as db:
-            return msgspec.convert(db.execute(query, values).fetchall(), list[IndexRow])
-    except (OSError, sqlite3.Error, UnicodeEncodeError, msgspec.ValidationError):
+            return db.execute(query, values).fetchall()
+    except (OSError, sqlite3.Error, UnicodeEncodeError):
         return []

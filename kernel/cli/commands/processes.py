@@ -83,7 +83,7 @@ def _shown_processes(rows: list[ProcessInfo], bundle: str, copy: str | None) -> 
     yield from process_lines(rows, datetime.datetime.now(datetime.UTC))
     if copy is not None:
         yield from ("", f"others can write to {bundle}: its code runs from the copy {copy}")
-    yield from learned(bundle)[1]
+    yield from learned(bundle, limits=False)[1]
 
 
 def _kernel_lines(found: list[lock.KernelRecord], now: datetime.datetime) -> list[str]:

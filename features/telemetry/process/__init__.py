@@ -1,0 +1,45 @@
+"""The exporter: `python -m goondan.features.telemetry.process`, a program that the supervisor runs when the environment
+names an OTLP collector.
+
+It reads what agents store, as `gdn trace` does, so no turn waits for it and none is lost with it. `rules.py` makes
+spans of notes. `reading.py`, `position.py` and `collector.py` have the files and the server, `exporter.py` decides.
+
+Source: docs/traces.md; docs/design/traces.md.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from goondan.features.telemetry.bundle import DISABLED, ENDPOINTS
+from goondan.features.telemetry.wire import TELEMETRY
+from goondan.kernel import spawn
+from goondan.kernel.supervisor.programs import Program
+
+#: "true": texts, arguments and results are exported as well.
+CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+#: What is spoken; only the one.
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+#: Variables of each of which there is one for traces and one for everything.
+_BOTH: Final = ("TIMEOUT", "COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+#: Keys for the collector. They come on a descriptor.
+SECRETS: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+
+
+def _arguments(state_dir: str) -> list[str]:
+    return ["--state-dir", state_dir]
+
+
+#: The collector may be behind the same proxy as the servers of models.
+PROGRAM: Final = Program(
+    TELEMETRY,
+    "goondan.features.telemetry.process",
+    _arguments,
+    spawn.AGENT_ENVIRONMENT.union(
+        ENDPOINTS,
+        PROTOCOLS,
+        (f"OTEL_EXPORTER_OTLP{of}_{name}" for name in _BOTH for of in ("", "_TRACES")),
+        (DISABLED, CONTENTS, "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),
+    ),
+    SECRETS,
+)
