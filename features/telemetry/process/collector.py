@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, Literal
 
@@ -69,12 +70,12 @@ class _Session(requests.Session):
             self.status = answer.status_code or 0
             with suppress(ValueError):
                 self.retry_s = min(max(float(answer.headers.get("Retry-After", "")), 0.0), MAX_WAIT_S)
-            if self.status == requests.codes.ok:
+            if self.status == HTTPStatus.OK:
                 with suppress(DecodeError):
                     told = ExportTraceServiceResponse.FromString(_beginning(answer))
                     self.refused = max(0, told.partial_success.rejected_spans)
             elif 300 <= self.status < 400:  # the exporter would take it for success
-                answer.status_code = requests.codes.bad_request
+                answer.status_code = HTTPStatus.BAD_REQUEST
         return answer
 
 
@@ -147,8 +148,8 @@ def outcome_of(status: int) -> Outcome:
     """
     if 200 <= status < 300:
         return "taken"
-    if status == requests.codes.request_entity_too_large:
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return "smaller"
-    if status in (requests.codes.bad_request, requests.codes.unprocessable):
+    if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
         return "bad"
-    return "broken" if status == requests.codes.server_error else "later"
+    return "broken" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "later"

@@ -29,14 +29,17 @@ _MAX_BYTES: Final = 16 << 20
 class Position(Struct, kw_only=True):
     """The position."""
 
-    #: The last row of the index that was taken up: its number, its turn, and when that began. 0: none.
+    #: The number of the last row of the index that was taken up; 0: none.
     seq: int = 0
+    #: The turn of that row.
     turn_id: str = ""
+    #: When that turn began. Without a row: since when turns count.
     at: str = ""
     #: Turns up to that row that are not done.
     turns: list[Turn] = []
-    #: Spans, and turns with all their spans, that were given up.
+    #: Spans that were given up.
     dropped: int = 0
+    #: Turns that were given up with all their spans.
     dropped_turns: int = 0
 
 

@@ -47,13 +47,17 @@ _FIRST: Final = "SELECT message FROM base WHERE id = ? AND length(message) <= ?"
 class Turn(Struct, kw_only=True):
     """A turn that is being exported, as it is kept on disk."""
 
-    #: Where it stands in the index, and when it began.
+    #: Where it stands in the index.
     seq: int
+    #: When it began: RFC 3339.
     at: str
-    #: Its trace, its event and its instance, as the index says.
+    #: Its trace.
     trace_id: str
+    #: Its event.
     event_id: str
+    #: The agent.
     agent: str
+    #: The instance.
     instance_key: str
     #: The collector has every span that a note up to this one ends.
     sent: int = 0

@@ -51,8 +51,9 @@ class Span(Struct, kw_only=True):
     span_id: str
     #: The span around it; None: there is none that we know.
     parent_id: str | None
-    #: When it began and ended (milliseconds since 1970).
+    #: When it began (milliseconds since 1970).
     start_ms: int
+    #: When it ended.
     end_ms: int
     #: Whether it asks a server.
     kind: Literal["internal", "client"] = "internal"
@@ -82,15 +83,24 @@ class Note(Struct, frozen=True):
 class TurnRow(Struct, kw_only=True):
     """The row of `turns`, as far as spans need it."""
 
-    turn_id: str  #: The turn.
-    event_id: str  #: Its event.
-    agent: str  #: The agent.
-    instance_key: str  #: The instance.
-    attempt: int  #: How often the event was begun.
-    status: str  #: The status.
-    started_at: str  #: When it began: RFC 3339.
-    ended_at: str | None  #: When it ended.
-    parent_id: str | None  #: The span that asked for it.
+    #: The turn.
+    turn_id: str
+    #: Its event.
+    event_id: str
+    #: The agent.
+    agent: str
+    #: The instance.
+    instance_key: str
+    #: How often the event was begun.
+    attempt: int
+    #: The status.
+    status: str
+    #: When it began: RFC 3339.
+    started_at: str
+    #: When it ended.
+    ended_at: str | None
+    #: The span that asked for it.
+    parent_id: str | None
 
 
 class _Call(Struct):
@@ -102,8 +112,9 @@ class _Call(Struct):
     detail: turn_notes.CallDetail
     #: The span around it.
     parent_id: str | None
-    #: How long a person was asked (milliseconds), and since when one is asked.
+    #: How long a person was asked (milliseconds).
     person_ms: int = 0
+    #: Since when a person is asked; None: nobody is.
     asked_ms: int | None = None
 
 
