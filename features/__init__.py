@@ -116,8 +116,13 @@ FEATURES: Final[tuple[Feature, ...]] = (
             "mcp inspect": "Start an MCP server in a jail; show what it offers and what it was refused.",
             "mcp list": "Show the MCP servers of a bundle: state, calls, memory, last error.",
             "mcp import": "Convert the MCP servers of other programs into Extensions.",
-            "mcp serve": "Offer the tools of an agent to MCP clients.",
         },
+    ),
+    Feature(
+        "mcp_serve",
+        ("command",),
+        needs=("mcp", "serve"),
+        commands={"mcp serve": "Offer the tools of an agent to MCP clients."},
     ),
     Feature(
         "oauth",

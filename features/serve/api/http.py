@@ -156,7 +156,7 @@ class Connection(H11Protocol):
         self._timers.clear()
         self._room.leave(self)
         super().connection_lost(exc)
-        if self.task is not None:
+        if self.task is not None and not self._between:  # else it only ends what nobody waits for
             self.task.cancel()
 
     @property

@@ -32,7 +32,7 @@ _SECRETS: Final = frozenset({"token", "access_token", "api_key", "apikey", "auth
 MAX_TARGET: Final = 8192
 #: The most headers.
 MAX_HEADERS: Final = 100
-_LENGTH: Final = re.compile(rb"[0-9]{1,12}\Z")
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}\Z")
 
 
 class Refusal(Struct, frozen=True):
@@ -54,10 +54,8 @@ class Names:
     def __init__(self, port: int, address: str = "127.0.0.1", more: Sequence[str] = ()) -> None:
         """`address` is what it listens at; `more` are names that its owner has given it, with or without a port."""
         names = ["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address]
-        hosts = {f"{name}:{port}" for name in names}
-        for name in more:
-            hosts |= {name.lower()} if _has_port(name) else {name.lower(), f"{name.lower()}:{port}"}
-        self._hosts = frozenset(host.encode() for host in hosts)
+        self._more = {form.encode() for name in map(str.lower, more) for form in _forms(name, port)}
+        self._hosts = self._more.union(f"{name}:{port}".encode() for name in names)
         self._port = port
         # A page can rebind a name, and no address. So behind "all addresses" each address is a good Host.
         self._any_address = address in ("0.0.0.0", "::")  # noqa: S104 - compared, not listened at
@@ -68,8 +66,9 @@ class Names:
 
     def has_origin(self, origin: bytes) -> bool:
         """Whether a page of this origin is one of the door's own."""
-        scheme, mark, host = origin.partition(b"://")
-        return bool(mark) and scheme in (b"http", b"https") and self.has_host(host)
+        scheme, _, host = origin.partition(b"://")
+        # What its owner has named may be behind a proxy that speaks TLS; the door itself does not.
+        return (scheme == b"http" and self.has_host(host)) or (scheme == b"https" and host in self._more)
 
     def _is_address(self, host: bytes) -> bool:
         name, _, port = host.decode("ascii", "replace").rpartition(":")
@@ -80,8 +79,10 @@ class Names:
         return port == str(self._port)
 
 
-def _has_port(name: str) -> bool:
-    return name.rpartition(":")[2].isdigit() and not name.endswith("]")
+def _forms(name: str, port: int) -> set[str]:
+    """How a Host says a name that was given."""
+    has_port = name.rpartition(":")[2].isdigit() and not name.endswith("]")
+    return {name} if has_port else {name, f"{name}:{port}"}
 
 
 class Head(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""An agent's tools as an MCP server: the SDK's, over HTTP on loopback or on standard input and output.
+"""An agent's tools as an MCP server: the SDK's, on standard input and output (over HTTP: `http.py`).
 
 It imports the SDK, so nothing imports it at a start. The SDK speaks the versions with a handshake and those without.
 Nothing else than tools is offered: no resources, no prompts, no logging, and the client is asked for nothing.
@@ -6,37 +6,29 @@ Nothing else than tools is offered: no resources, no prompts, no logging, and th
 Each call is an operator's event for the agent, so that what the agent's own calls pass is passed: its catalog, its
 middleware, approvals, budget, and the broker's places. An instance works on one event at a time.
 
-Over HTTP the gate judges each request before its body is read. Half a request holds a connection for some seconds only.
-Connections and sessions are bounded, and an idle session ends.
-
 Source: docs/mcp.md, "Our tools for MCP clients"; docs/design/commands.md section 12.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import socket
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import mcp_types
 import msgspec
-import uvicorn
 from mcp.server.lowlevel.server import Server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared._context_streams import create_context_streams
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from goondan.features.mcp.command.rules import offering
+from goondan.features.mcp_serve.command.rules import offering
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
 from goondan.kernel.cli.one_message import Message
@@ -252,167 +244,6 @@ async def _told(answer: Awaitable[_T]) -> _T:
         return await answer
     except GoondanError as error:
         raise MCPError(mcp_types.INTERNAL_ERROR, f"{error.info.message} [{error.info.code}]") from None
-
-
-# --- HTTP -----------------------------------------------------------------------------------------------------------
-
-#: How long the head of a request may take (seconds); a client on the same machine needs milliseconds.
-HEAD_S: Final = 5.0
-#: How long a body may take (seconds): 9 MiB on a busy machine take less than one.
-BODY_S: Final = 30.0
-#: Connections at once. Clients keep one or two each.
-MAX_CONNECTIONS: Final = 256
-#: Sessions of the handshake versions at once, and after how long an unused one ends (seconds).
-MAX_SESSIONS: Final = 64
-SESSION_IDLE_S: Final = 1800.0
-#: How long requests under way have when the server ends (seconds).
-GOODBYE_S: Final = 3
-#: The longest head of a request (bytes).
-MAX_HEAD: Final = 32 << 10
-
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
-_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
-
-
-class _Impatient(H11Protocol):
-    """HTTP of one connection, closed when the head of a request does not come, or when there are too many."""
-
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self._wait_for_head()
-
-    def data_received(self, data: bytes) -> None:
-        if self._between:
-            self._wait_for_head()
-        super().data_received(data)
-        if not self._between:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    @property
-    def _between(self) -> bool:
-        """Whether no request is under way."""
-        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
-
-    def _wait_for_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = asyncio.get_running_loop().call_later(HEAD_S, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-
-class _Quiet(uvicorn.Server):
-    """Signals are the command's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class HttpService:
-    """The server on a socket that listens."""
-
-    def __init__(self, server: Server[Any], listening: socket.socket, gate: offering.Gate) -> None:
-        self._manager = StreamableHTTPSessionManager(
-            server,
-            session_idle_timeout=SESSION_IDLE_S,
-            max_sessions=MAX_SESSIONS,
-            max_request_body_size=offering.MAX_BODY,
-        )
-        self._listening = listening
-        self._uvicorn = _Quiet(
-            uvicorn.Config(
-                guarded(self._manager.asgi_app, gate),
-                http=_Impatient,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                h11_max_incomplete_event_size=MAX_HEAD,
-                timeout_graceful_shutdown=GOODBYE_S,
-            )
-        )
-
-    async def serve(self) -> None:
-        """Serve until `stop`."""
-        async with self._manager.run():
-            await self._uvicorn.serve(sockets=[self._listening])
-
-    def stop(self) -> None:
-        """End: what is under way has some seconds."""
-        self._uvicorn.should_exit = True
-
-
-def guarded(app: _App, gate: offering.Gate) -> _App:
-    """An application behind the gate."""
-
-    async def guard(scope: _Message, receive: _Receive, send: _Send) -> None:
-        if scope["type"] != "http":
-            return
-        refusal = gate.judge(scope["path"], scope["headers"])
-        if refusal is not None:
-            await _refuse(refusal, send)
-            return
-
-        async def patient() -> _Message:
-            async with asyncio.timeout_at(until) if not complete else contextlib.nullcontext():
-                message = await receive()
-            note(message)
-            return message
-
-        complete = False
-        until = asyncio.get_running_loop().time() + BODY_S
-
-        def note(message: _Message) -> None:
-            nonlocal complete
-            complete = complete or message["type"] != "http.request" or not message.get("more_body", False)
-
-        try:
-            await app(scope, patient, send)
-        except TimeoutError:
-            if complete:
-                raise
-            await _refuse(offering.Refusal(408, f"the body did not come within {BODY_S:g} s"), send)
-
-    return guard
-
-
-async def _refuse(refusal: offering.Refusal, send: _Send) -> None:
-    """Answer, and close the connection: what comes behind a refused head is not read."""
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-    if refusal.wants_token:
-        headers.append((b"www-authenticate", b'Bearer realm="goondan"'))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": refusal.reason.encode() + b"\n"})
-
-
-def listen(port: int) -> socket.socket:
-    """A socket on loopback, and nowhere else. Raises OSError."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
-        listening.listen(MAX_CONNECTIONS)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 # --- standard input and output --------------------------------------------------------------------------------------

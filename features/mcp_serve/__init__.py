@@ -1,0 +1,4 @@
+"""An agent's tools as an MCP server.
+
+Source: docs/mcp.md, "Our tools for MCP clients".
+"""

@@ -1,0 +1,1 @@
+"""What MCP clients are told of tools and results. Pure."""
