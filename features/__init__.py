@@ -133,7 +133,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("restart", ("broker", "base")),
     Feature(
         "serve",
-        ("wire", "api", "command"),
+        ("wire", "api", "door", "command"),
         commands={"serve": "Serve a swarm over HTTP, to whoever has a token."},
         beside={"serve": "Serve the swarm over HTTP as well, at this port; see gdn serve."},
     ),

@@ -200,15 +200,26 @@ class Session:
             self._kept = self._link.accepted()
             self._closing = asyncio.ensure_future(self._link.close(0))  # every waiting request ends with an error
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing can be asked any more: the kernel has gone, or refuses us."""
+        return self._link is None or self.lost.done() or self._link.closed.done()
+
     def new_id(self) -> str:
         """An event id that nobody else uses."""
         self._count += 1
         return f"{self._run}-{self._count}"
 
     async def ask(
-        self, message: Message, *, timeout_s: float | None = None, listener: Listener | None = None
+        self,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        listener: Listener | None = None,
+        on_accepted: Callable[[Frame], None] | None = None,
     ) -> Answer:
-        """Send a message and wait for its answer. `listener` gets the live events of the turn; it must not raise.
+        """Send a message and wait for its answer. `listener` gets the live events of the turn, `on_accepted` its
+        acceptance; neither may raise.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_STOPPED,
         E_KERNEL_LOST.
@@ -219,7 +230,7 @@ class Session:
         if listener is not None:
             frame.live = True
             self._listeners[event_id] = listener
-        waiting = self._open.ask(frame)
+        waiting = self._open.ask(frame, on_accepted=on_accepted)
         self._asked[frame.id] = event_id
         try:
             answered = await self._wait(waiting, frame, timeout_s)

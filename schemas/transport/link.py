@@ -283,13 +283,16 @@ class Link:
             frame.first_sent_ms = boottime_ms()
         self._submit("call", frame, done)
 
-    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
+    def ask(
+        self, frame: Frame, patience_s: float | None = None, on_accepted: Callable[[Frame], None] | None = None
+    ) -> asyncio.Future[Frame]:
         """Send an `event` with `reply_to` until its answering event is here. The answer is acknowledged at once.
+        `on_accepted` gets the first `ack` of the broker; it must neither block nor raise.
 
         After `patience_s` seconds (None: the frame's deadline) the asker waits no more: the future gets an `ack` that
         is `asynchronous`, and the answer comes as an event. An answer that was on its way is still the result.
         """
-        return self._submit_for_future("ask", frame, patience_s)
+        return self._submit_for_future("ask", frame, patience_s, on_accepted)
 
     def ask_caller(self, frame: Frame, done: Done) -> None:
         """Send a `tool.ask` until its `tool.answer` is here, or an `error`. `done` is called as in `start_call`."""
@@ -302,19 +305,30 @@ class Link:
             entry.waiter(None, None)
 
     def _submit_for_future(
-        self, kind: peer.Kind, frame: Frame, patience_s: float | None = None
+        self,
+        kind: peer.Kind,
+        frame: Frame,
+        patience_s: float | None = None,
+        on_accepted: Callable[[Frame], None] | None = None,
     ) -> asyncio.Future[Frame]:
         waiter: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._submit(kind, frame, partial(_settle_future, waiter), patience_s)
+        self._submit(kind, frame, partial(_settle_future, waiter), patience_s, on_accepted)
         return waiter
 
-    def _submit(self, kind: peer.Kind, frame: Frame, done: Done, patience_s: float | None = None) -> None:
+    def _submit(
+        self,
+        kind: peer.Kind,
+        frame: Frame,
+        done: Done,
+        patience_s: float | None = None,
+        on_accepted: Callable[[Frame], None] | None = None,
+    ) -> None:
         loop = self._loop
         if loop is None:
             raise fail("E_LINK_CLOSED", "the link has not been started")
         if self._tick_s != TICK_S:
             self._stir(loop)
-        data = self._peer.submit(kind, frame, done, loop.time(), patience_s)
+        data = self._peer.submit(kind, frame, done, loop.time(), patience_s, on_accepted)
         if data is not None:
             self._queue(data)
             return
@@ -513,6 +527,8 @@ class Link:
             self._settle(outcome)
         elif isinstance(outcome, peer.Deliver):
             self._on_frame(outcome.frame)
+        elif isinstance(outcome, peer.Accepted):
+            outcome.entry.on_accepted(outcome.frame)
         elif isinstance(outcome, peer.Reply):
             self._queue(outcome.data)
             if outcome.late is not None and self._on_late is not None:

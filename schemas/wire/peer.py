@@ -98,6 +98,8 @@ class OutboxEntry(Struct, eq=False):
     accepted: bool = False
     #: It is out of the outbox, so it is not sent any more.
     over: bool = False
+    #: The shell's: it is called when the broker has accepted an `ask`. None: nobody wants to know.
+    on_accepted: Any = None
 
     def hold(self, now: float) -> None:
         """Its time stands still."""
@@ -124,6 +126,15 @@ class Settled(Struct, frozen=True):
     error: frames.ErrorPayload | None = None
     #: A frame to send back, encoded. None: nothing is sent.
     reply: bytes | None = None
+
+
+class Accepted(Struct, frozen=True):
+    """The broker has accepted an `ask` whose asker wants to know that (`OutboxEntry.on_accepted`)."""
+
+    #: The entry.
+    entry: Any
+    #: The broker's `ack`.
+    frame: frames.Frame
 
 
 class Deliver(Struct, frozen=True):
@@ -160,7 +171,7 @@ class LinkRefused(Struct, frozen=True):
     error: frames.ErrorPayload
 
 
-Outcome = Settled | Deliver | Reply | Greet | Welcomed | LinkRefused
+Outcome = Settled | Accepted | Deliver | Reply | Greet | Welcomed | LinkRefused
 
 
 class Peer:
@@ -217,10 +228,16 @@ class Peer:
         return f"{self.incarnation}.{self._counter}"
 
     def submit(
-        self, kind: Kind, frame: frames.Frame, waiter: Any, now: float, patience_s: float | None = None
+        self,
+        kind: Kind,
+        frame: frames.Frame,
+        waiter: Any,
+        now: float,
+        patience_s: float | None = None,
+        on_accepted: Any = None,
     ) -> bytes | None:
         """Take a frame into the outbox. Returns the bytes to send at once, or None when the frame has to wait. A large
-        payload must first be written: see `take_unwritten`. `patience_s` (seconds): see `Link.ask`.
+        payload must first be written: see `take_unwritten`. `patience_s` (seconds), `on_accepted`: see `Link.ask`.
 
         Raises FrameError when the frame is too large, GoondanError E_LINK_CLOSED when the link is over.
         """
@@ -244,6 +261,7 @@ class Peer:
             kind in ("call", "ask") or frame.type == "event",
             f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type,
             None if data else frame,
+            on_accepted=on_accepted,
         )
         if not data:
             self._unwritten.append(entry)
@@ -550,12 +568,12 @@ class Peer:
             self.forget(entry.id)
             return Settled(entry, None, error)
         if entry.kind == "ask":
-            entry.accepted = True
+            told, entry.accepted = entry.accepted, True
             self._release(entry)  # the broker has accepted it; it stays here until it is answered
             if frame.asynchronous:  # the answer comes as an event
                 self.forget(entry.id)
                 return Settled(entry, frame)
-            return None
+            return None if told or entry.on_accepted is None else Accepted(entry, frame)
         if entry.kind == "call":
             return None
         self.forget(entry.id)

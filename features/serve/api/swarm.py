@@ -1,68 +1,400 @@
-"""The kernel behind a door."""
+"""The kernel behind the door: found when it is needed, and found again when it was stopped, restarted or replaced.
+
+A message is sent under an event id, and whoever asks under the same id asks for the same turn: here, where it is one
+Turn, and in the broker, which takes it for a repeat and gives the answer again. So a request outlives the kernel that
+it was sent to, and a stream outlives the door.
+
+A message that waits costs no credit of the link: the broker has accepted it then. So as many may wait as the broker
+takes.
+
+Source: docs/design/delivery.md section 2; docs/design/wire.md section 5.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Self, TypeVar
 
+from goondan.features.serve.api import stored
+from goondan.features.serve.api.progress import News, Position, Progress, Reader
 from goondan.kernel.cli.attach import Kernel, hold
-from goondan.kernel.cli.one_message import Message
-from goondan.kernel.cli.session import GONE, Listener, Session
+from goondan.kernel.cli.one_message import Message, event_frame
+from goondan.kernel.cli.session import GONE, WELCOME_S, Listener, OpenFile, Session
 from goondan.kernel.cli.state import BundleTarget
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import Answer
+from goondan.schemas.wire.frames import Answer, FilePart, Frame
+from goondan.schemas.wire.runtime_events import RuntimeEvent
+
+_T = TypeVar("_T")
+
+#: How long a message that was sent waits for a kernel that comes back (seconds): a stop and a start take a few.
+RETURN_S: Final = 30.0
+#: How often a kernel is looked for meanwhile (seconds).
+LOOK_S: Final = 0.25
+#: How long the broker's answer to a message whose time is over is waited for (seconds): it says what became of it.
+LATE_S: Final = 5.0
+#: How often a turn that was not begun here is looked for in its file (seconds).
+POLL_S: Final = 0.5
+#: How long a turn that is over is kept for readers that come back (seconds), and how many are.
+LINGER_S: Final = 30.0
+MAX_LINGERING: Final = 256
+#: Turns that run, or are read, at once.
+MAX_TURNS: Final = 8192
+#: News without a position that are kept for readers. One that is slower misses some.
+MAX_NEWS: Final = 64
+#: Text of one turn that is kept for readers (characters). Steps that all of them have got go then.
+MAX_KEPT: Final = 1 << 20
+#: The codes with which a kernel that is gone, or goes, ends a request that may be made again.
+LOST: Final = (*GONE, "E_LINK_CLOSED", "E_TOKEN_INVALID")
+
+
+class Turn:
+    """One message on its way: who waits for its answer, and who reads its stream."""
+
+    def __init__(self, event_id: str, agent: str, instance: str, digest: str | None) -> None:
+        self.event_id = event_id
+        self.agent = agent
+        self.instance = instance
+        #: What the message says; None: it is not known here.
+        self.digest = digest
+        #: Done when the broker has the message, with its trace.
+        self.accepted: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        #: Done when the turn is over, with its answer.
+        self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.progress = Progress()
+        self.listeners: list[Listener] = []
+        self.readers: list[Reader] = []
+        self._news: deque[News] = deque(maxlen=MAX_NEWS)
+        self._told = 0
+        self._changed = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+
+    def hear(self, event: RuntimeEvent) -> None:
+        """A live event of the turn."""
+        for listener in self.listeners:
+            listener(event)
+        news = self.progress.hear(event)
+        if news is not None:
+            self._news.append(news)
+            self._told += 1
+        self.change()
+
+    def change(self) -> None:
+        """Wake all readers."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def settle(self, answer: Answer | GoondanError) -> None:
+        """The turn is over, or nothing more can be learned of it."""
+        if isinstance(answer, GoondanError):
+            for waiting in (self.accepted, self.answered):
+                if not waiting.done():
+                    waiting.set_exception(answer)
+                    waiting.exception()  # perhaps nobody waits
+        else:
+            if not self.accepted.done():
+                self.accepted.set_result(answer.trace_id)
+            self.answered.set_result(answer)
+            self.progress.end(answer, answer.response, answer.steps)
+        self.change()
+
+    async def read(self, state_dir: str, after: Position) -> AsyncIterator[News]:
+        """What comes behind a position, to the answer. Raises GoondanError when nothing more can be learned."""
+        reader, seen = Reader(after), self._told
+        self.readers.append(reader)
+        try:
+            while True:
+                changed = self._changed
+                for news in self.progress.read(reader):
+                    yield news
+                    if news.kind == "answer":
+                        return
+                missed, seen = self._told - seen, self._told
+                for news in list(self._news)[-missed:] if missed else ():
+                    yield news
+                if self.progress.wants_file:
+                    self._read_file(state_dir)
+                elif self._is_over and (failed := self.answered.exception()) is not None:
+                    raise failed
+                if self.progress.characters > MAX_KEPT:
+                    self.progress.drop_before(min(one.position.step for one in self.readers))
+                await changed.wait()
+        finally:
+            self.readers.remove(reader)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.answered.done() and self._reading is None
+
+    def _read_file(self, state_dir: str) -> None:
+        """Have the file read, unless it is being read."""
+        if self._reading is None:
+            self.progress.begin_file()
+            self._reading = asyncio.ensure_future(self._fill(state_dir))
+
+    async def _fill(self, state_dir: str) -> None:
+        found = None
+        with suppress(GoondanError):  # it cannot be read now; at the end readers are told what is missing
+            found = await asyncio.to_thread(stored.read_turn, state_dir, self.agent, self.instance, self.event_id)
+        self._reading = None
+        self.progress.fill(found)
+        self.change()
 
 
 class Swarm:
-    """The kernel of a place: found at the first use, and found again when it was lost. Use it with `async with`."""
+    """The kernel of one bundle, for all requests of the door. Use it with `async with`; nothing is looked for then."""
 
     def __init__(self, place: BundleTarget) -> None:
         self.place = place
-        self.state_dir = place.state_dir
-        self._kernel: Kernel | None = None
-        self._session: Session | None = None
-        self._finding = asyncio.Lock()
+        self._open: tuple[Kernel, Session] | None = None
+        self._opening: asyncio.Task[Session] | None = None
+        self._run = os.urandom(8).hex()
+        self._count = 0
+        self._turns: dict[str, Turn] = {}
+        self._ended: dict[str, None] = {}  # the turns that are over, the oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state_dir(self) -> str:
+        """The state of the bundle's workspace."""
+        return self.place.state_dir
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._let_go()
+        for task in (*self._tasks, *([] if self._opening is None else [self._opening])):
+            task.cancel()
+        await self._leave()
 
-    async def ask(
-        self, message: Message, *, listener: Listener | None = None, timeout_s: float | None = None
-    ) -> Answer:
-        """Send a message and wait for its answer. Raises GoondanError."""
-        return await (await self._found()).ask(message, listener=listener, timeout_s=timeout_s)
+    def new_id(self) -> str:
+        """An event id that nobody else uses."""
+        self._count += 1
+        return f"{self._run}-{self._count}"
 
-    async def admin(self, request: dict[str, Any]) -> dict[str, Any]:
+    # --- messages
+
+    async def ask(self, message: Message, listener: Listener | None = None, timeout_s: float | None = None) -> Answer:
+        """Send a message and wait for its answer, also over a restart of the kernel. `listener` gets the live events of
+        the turn; it must not raise. The turn goes on when the waiting is cancelled.
+
+        Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT, E_KERNEL_NOT_RUNNING, E_KERNEL_STOPPED,
+        E_KERNEL_LOST, E_OVERLOADED.
+        """
+        turn = self._begin(message, timeout_s, live=listener is not None)
+        if listener is None:
+            return await asyncio.shield(turn.answered)
+        turn.listeners.append(listener)
+        try:
+            return await asyncio.shield(turn.answered)
+        finally:
+            turn.listeners.remove(listener)
+
+    async def begin(self, message: Message, timeout_s: float | None = None) -> Turn:
+        """Send a message whose stream will be read; its turn, when the broker has accepted it. Raises the errors of
+        `ask`.
+        """
+        turn = self._begin(message, timeout_s, live=True)
+        await asyncio.shield(turn.accepted)
+        return turn
+
+    async def tell(self, message: Message, timeout_s: float | None = WELCOME_S) -> str | None:
+        """Send a message and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
+        Raises the errors of `ask`.
+        """
+        message = self._named(message)
+        if (turn := self._known(message)) is not None:
+            return await asyncio.shield(turn.accepted)
+        return await self._again(lambda session: session.tell(message, timeout_s or WELCOME_S))
+
+    async def follow(self, event_id: str, after: Position, place: tuple[str, str] | None = None) -> AsyncIterator[News]:
+        """The stream of a message that was sent, behind a position; it ends with the answer. `place`: its agent and
+        instance, which need not be given if it was sent here or its turn has begun.
+
+        Raises GoondanError: E_EVENT_NOT_FOUND, and the errors of `ask`.
+        """
+        turn = await self.turn(event_id, place)
+        async for news in turn.read(self.state_dir, after):
+            yield news
+
+    async def turn(self, event_id: str, place: tuple[str, str] | None = None) -> Turn:
+        """The turn of a message that was sent, perhaps by another door. Raises GoondanError E_EVENT_NOT_FOUND."""
+        if (turn := self._turns.get(event_id)) is not None:
+            return turn
+        found = await asyncio.to_thread(stored.instance_of, self.state_dir, event_id)
+        if found is None and place is not None and await self._waits(event_id, place):
+            found = place
+        if found is None:
+            raise fail("E_EVENT_NOT_FOUND", f"no message {event_id[:100]!r} waits, is worked on or was answered")
+        return self._turns.get(event_id) or self._start(Turn(event_id, *found, None), self._watch)
+
+    async def cancel(self, event_id: str, timeout_s: float | None = None) -> str:
+        """Cancel a message and wait until it has ended. Returns how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
+        return await self._once(lambda session: session.cancel(event_id, timeout_s))
+
+    async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
         """Ask the broker itself. Raises GoondanError."""
-        return await (await self._found()).admin(request)
+        return await self._once(lambda session: session.admin(request, timeout_s))
 
-    async def _found(self) -> Session:
-        async with self._finding:
-            if self._session is not None and not self._session.lost.done():
-                return self._session
-            await self._let_go()
-            kernel = await asyncio.to_thread(hold, self.place)
-            if kernel is None:
-                raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {self.place.bundle}")
-            self._kernel = kernel
-            session = Session(kernel)
-            try:
-                await session.__aenter__()
-            except GoondanError as error:
-                await self._let_go()
-                if error.info.code in GONE:
-                    raise fail("E_KERNEL_NOT_RUNNING", error.info.message) from None
+    async def lay_down(self, files: Sequence[OpenFile]) -> list[FilePart]:
+        """Copy the files of a message to where its event names them. Raises the errors of Session.lay_down."""
+        session = await self._session()
+        return await asyncio.to_thread(session.lay_down, files)
+
+    async def entry_agent(self) -> str | None:
+        """The agent that gets messages which name none. Raises GoondanError E_KERNEL_NOT_RUNNING."""
+        await self._session()
+        return None if self._open is None else self._open[0].entry_agent
+
+    # --- turns
+
+    def _named(self, message: Message) -> Message:
+        return message if message.event_id is not None else message._replace(event_id=self.new_id())
+
+    def _known(self, message: Message) -> Turn | None:
+        """The turn of a message that was sent here before. Raises GoondanError E_FRAME_INVALID, as the broker does."""
+        turn = self._turns.get(message.event_id or "")
+        if turn is not None and turn.digest is not None:
+            digest = event_frame(message, turn.event_id, None).digest
+            if (message.agent, message.instance, digest) != (turn.agent, turn.instance, turn.digest):
+                raise fail("E_FRAME_INVALID", f"{ID_IN_USE} another instance or another content")
+        return turn
+
+    def _begin(self, message: Message, timeout_s: float | None, *, live: bool) -> Turn:
+        message = self._named(message)
+        if (turn := self._known(message)) is not None:
+            return turn
+        digest = event_frame(message, message.event_id or "", None).digest
+        turn = Turn(message.event_id or "", message.agent, message.instance, digest)
+        return self._start(turn, lambda turn: self._ask(turn, message, timeout_s, live))
+
+    def _start(self, turn: Turn, work: Callable[[Turn], Awaitable[Answer]]) -> Turn:
+        if len(self._turns) - len(self._ended) >= MAX_TURNS:
+            raise fail("E_OVERLOADED", f"{MAX_TURNS} messages are under way through this door, and no more may")
+        self._turns[turn.event_id] = turn
+        task = asyncio.ensure_future(self._run_turn(turn, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return turn
+
+    async def _run_turn(self, turn: Turn, work: Callable[[Turn], Awaitable[Answer]]) -> None:
+        try:
+            turn.settle(await work(turn))
+        except GoondanError as error:
+            turn.settle(error)
+            del self._turns[turn.event_id]  # who asks again is answered anew
+            return
+        if not turn.readers:
+            del self._turns[turn.event_id]
+            return
+        self._ended[turn.event_id] = None
+        while len(self._ended) > MAX_LINGERING:
+            self._forget(next(iter(self._ended)))
+        asyncio.get_running_loop().call_later(LINGER_S, self._forget, turn.event_id)
+
+    def _forget(self, event_id: str) -> None:
+        if event_id in self._ended:
+            del self._ended[event_id], self._turns[event_id]
+
+    async def _ask(self, turn: Turn, message: Message, timeout_s: float | None, live: bool) -> Answer:
+        def accepted(frame: Frame) -> None:
+            if not turn.accepted.done():
+                turn.accepted.set_result(frame.trace_id)
+
+        async def ask(session: Session) -> Answer:
+            return await session.ask(
+                message, timeout_s=timeout_s, listener=turn.hear if live else None, on_accepted=accepted
+            )
+
+        try:
+            return await self._again(ask)
+        except GoondanError as error:
+            if error.info.code != "E_AGENT_TIMEOUT" or timeout_s is None:
                 raise
-            self._session = session
-            return session
+        timeout_s = LATE_S
+        return await self._again(ask)
 
-    async def _let_go(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.__aexit__(None, None, None)
-        if self._kernel is not None:
-            kernel, self._kernel = self._kernel, None
+    async def _watch(self, turn: Turn) -> Answer:
+        """The answer of a message that another door, or another program, has sent."""
+        turn.accepted.set_result(None)
+        while True:
+            found = await asyncio.to_thread(stored.read_turn, self.state_dir, turn.agent, turn.instance, turn.event_id)
+            turn.progress.begin_file()
+            turn.progress.fill(found)
+            turn.change()
+            if found is not None and found.answer is not None:
+                answer: Answer = found.answer
+                return answer
+            if not await self._waits(turn.event_id, (turn.agent, turn.instance)) and found is None:
+                raise fail("E_ANSWER_GONE", f"the message {turn.event_id[:100]!r} ended before its turn began")
+            await asyncio.sleep(POLL_S)
+
+    async def _waits(self, event_id: str, place: tuple[str, str]) -> bool:
+        """Whether a message waits for an instance, or is worked on."""
+        asked = {"op": "events", "agent": place[0], "instanceKey": place[1]}
+        return any(one["eventId"] == event_id for one in (await self._again_admin(asked))["events"])
+
+    async def _again_admin(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return await self._again(lambda session: session.admin(dict(asked)))
+
+    # --- the link
+
+    async def _once(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
+        return await work(await self._session())
+
+    async def _again(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
+        """Do something that may be done again, until a kernel has lived long enough for it. Raises GoondanError when
+        none came back in time; at once when none was there.
+        """
+        loop = asyncio.get_running_loop()
+        until = 0.0
+        while True:
+            try:
+                session = await self._session()
+            except GoondanError as error:
+                if error.info.code not in (*LOST, "E_KERNEL_NOT_RUNNING") or loop.time() >= until:
+                    raise
+            else:
+                try:
+                    return await work(session)
+                except GoondanError as error:
+                    if error.info.code not in LOST:
+                        raise
+                until = loop.time() + RETURN_S
+            await asyncio.sleep(LOOK_S)
+
+    async def _session(self) -> Session:
+        """The open session, or a new one. Those who need one at once wait for the same."""
+        if self._open is not None and not self._open[1].over:
+            return self._open[1]
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(self._join())
+        return await asyncio.shield(self._opening)
+
+    async def _join(self) -> Session:
+        await self._leave()
+        kernel = await asyncio.to_thread(hold, self.place)
+        if kernel is None:
+            raise fail("E_KERNEL_NOT_RUNNING", "no kernel runs the bundle of this door")
+        session = Session(kernel)
+        try:
+            await session.__aenter__()
+        except BaseException:
             await asyncio.to_thread(kernel.finish)
+            raise
+        self._open = kernel, session
+        return session
+
+    async def _leave(self) -> None:
+        if self._open is not None:
+            (kernel, session), self._open = self._open, None
+            await session.__aexit__()
+            await asyncio.to_thread(kernel.finish)
+
+
+#: How the broker begins to say that an event id was used for something else (kernel/broker/routing/intake.py).
+ID_IN_USE: Final = "the event id is in use for another sender,"

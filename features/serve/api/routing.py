@@ -1,0 +1,115 @@
+"""What a route of the API is: a row from which the route itself and its description in OpenAPI are made.
+
+A request is read within bounds, and every value of it is checked against a struct. Who asks has a role and agents
+(`Caller`), and the row says which role it takes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from goondan.features.serve.api.gate import MAX_BODY, Way, refused
+from goondan.features.serve.api.rules.callers import Caller, Role
+from goondan.features.serve.api.swarm import Swarm
+from goondan.schemas.wire.errors import fail
+
+JSON: Final = "application/json"
+
+_S = TypeVar("_S", bound=Struct)
+
+
+class Asked(NamedTuple):
+    """A request, as a handler gets it."""
+
+    #: Who asks.
+    caller: Caller
+    #: The swarm.
+    swarm: Swarm
+    #: The parts of the path that have names.
+    path: dict[str, str]
+    #: The query, as the row's struct.
+    query: Any
+    #: The body, as the row's struct.
+    body: Any
+    #: The request itself.
+    request: Request
+
+
+class Operation(NamedTuple):
+    """One route."""
+
+    #: The name of the operation in OpenAPI.
+    name: str
+    #: The method of HTTP.
+    method: Literal["GET", "POST", "DELETE"]
+    #: The path below PREFIX, with `{names}`.
+    path: str
+    #: Who may ask.
+    role: Role
+    #: What it does, in one sentence.
+    summary: str
+    #: Makes the answer: a Response, or what is encoded as JSON.
+    handler: Callable[[Asked], Awaitable[Any]]
+    #: The struct of the answer; None: a JSON object, as the command prints it.
+    answer: Any = None
+    #: The structs of the query and of the body; None: there is none.
+    query: type[Struct] | None = None
+    body: type[Struct] | None = None
+    #: The longest body (bytes).
+    max_body: int = MAX_BODY
+    #: It may answer with a stream of events.
+    streams: bool = False
+
+
+#: Where all of them are.
+PREFIX: Final = "/api/v1"
+
+
+def way(operation: Operation, swarm: Swarm) -> Way:
+    """The way of a row."""
+    endpoint = functools.partial(_answer, operation, swarm)
+    role, limit = operation.role, operation.max_body
+    return Way(PREFIX + operation.path, endpoint, [operation.method], role=role, max_body=limit, name=operation.name)
+
+
+async def _answer(operation: Operation, swarm: Swarm, request: Request) -> Response:
+    query = None if operation.query is None else _query(operation.query, request)
+    body = None if operation.body is None else await _body(operation.body, request)
+    answer = await operation.handler(Asked(request.state.caller, swarm, request.path_params, query, body, request))
+    return answer if isinstance(answer, Response) else json_answer(answer)
+
+
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A value as JSON."""
+    return Response(msgspec.json.encode(value), status, headers, JSON)
+
+
+def _query(struct: type[_S], request: Request) -> _S:
+    pairs = request.query_params.multi_items()
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise fail("E_USAGE", "a parameter of the query is given twice", suggestion=_SEE)
+    try:
+        return msgspec.convert(found, struct, strict=False)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        raise fail("E_USAGE", f"the query is not valid: {error}", suggestion=_SEE) from None
+
+
+async def _body(struct: type[_S], request: Request) -> _S:
+    # A page of a stranger cannot say this type without being asked for leave.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise refused(415, f"a body is {JSON}, and its head says so")
+    try:
+        return msgspec.json.decode(await request.body(), type=struct)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise fail("E_USAGE", f"the body is not valid: {error}", suggestion=_SEE) from None
+
+
+_SEE: Final = f"{PREFIX}/openapi.json says what is taken."

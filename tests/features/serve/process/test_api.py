@@ -1,0 +1,238 @@
+"""The API of the door, with a real kernel and a model that waits in the middle of its answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.features.serve.process.test_gdn_serve import door
+from tests.features.serve.streams import Api, Heard
+from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.process.model_servers import server
+
+SECOND = """\
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: other}
+spec: {modelConfig: {modelRef: Model/console}}
+"""
+TOKENS = """\
+looker   look     looker-0123456789   *
+talker   talk     talker-0123456789   main
+operator operate  operator-012345678  *
+"""
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[str]:
+    with server("gated_llm") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def kernel(model: str) -> Iterator[Sandbox]:
+    spec = f'{{provider: openai, model: m, endpoint: "{model}/v1", apiKey: k}}'
+    bundle = BUNDLE.replace("{provider: embedded}", spec).replace(
+        "{ref: Agent/main}]", "{ref: Agent/main}, {ref: Agent/other}]"
+    )
+    with sandbox(bundle + SECOND) as made:
+        (made.home / "tokens").write_text(TOKENS)
+        (made.home / "tokens").chmod(0o600)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def told(kernel: Sandbox) -> Iterator[dict[str, Any]]:
+    kernel.detach()
+    with door(kernel, "--token-file", str(kernel.home / "tokens")) as told:
+        yield told
+
+
+@pytest.fixture
+def operator(told: dict[str, Any]) -> Api:
+    return Api(told["port"], "operator-012345678")
+
+
+@pytest.fixture
+def talker(told: dict[str, Any]) -> Api:
+    return Api(told["port"], "talker-0123456789")
+
+
+@pytest.fixture
+def looker(told: dict[str, Any]) -> Api:
+    return Api(told["port"], "looker-0123456789")
+
+
+def go(model: str) -> None:
+    """Let the model go on."""
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{model}/__go").close()
+
+
+def test_a_message_gets_its_answer(talker: Api) -> None:
+    status, _, answer = talker.ask("POST", "/messages", {"text": "hello", "instance": "waits"})
+    assert (status, answer["status"], answer["response"]) == (200, "completed", "hello")
+    status, _, again = talker.ask("GET", f"/messages/{answer['eventId']}?waitS=10")
+    assert (status, again) == (200, answer)
+
+
+def test_a_key_makes_a_repeat_the_same_message(talker: Api, operator: Api) -> None:
+    sent = {"text": "once", "instance": "keys"}
+    first, second = (talker.ask("POST", "/messages", sent, idempotency_key="k 1") for _ in range(2))
+    assert first[0] == second[0] == 200
+    assert first[2] == second[2]
+    assert operator.ask("POST", "/messages", sent, idempotency_key="k 1")[2]["eventId"] != first[2]["eventId"]
+    status, headers, problem = talker.ask("POST", "/messages", sent | {"text": "other"}, idempotency_key="k 1")
+    assert (status, headers["content-type"]) == (409, "application/problem+json")
+    assert problem["code"] == "E_FRAME_INVALID" and problem["eventId"] == first[2]["eventId"]
+
+
+def test_a_message_is_left_and_looked_for(talker: Api, looker: Api, model: str) -> None:
+    status, headers, left = talker.ask(
+        "POST", "/messages", {"text": "so|wait|later", "instance": "left"}, prefer="respond-async"
+    )
+    assert (status, left["status"]) == (202, "accepted")
+    where = headers["location"].removeprefix("/api/v1")
+    assert looker.ask("GET", f"{where}?agent=main&instance=left")[0] == 202
+    go(model)
+    status, _, answer = looker.ask("GET", f"{where}?waitS=20&agent=main&instance=left")
+    assert (status, answer["response"], answer["traceId"]) == (200, "solater", left["traceId"])
+
+
+def test_a_stream_tells_text_and_calls_as_they_come(talker: Api, model: str) -> None:
+    call = 'call bash__exec {"command":"echo hi"}'
+    heard = Heard()
+    with talker.stream("/messages", {"text": f"one |{call}|two |wait|three", "instance": "streams"}) as events:
+        kinds = []
+        for event in events:
+            kinds.append(event.kind)
+            heard.take(event)
+            if event.kind == "text" and event.data["text"] == "two ":
+                go(model)
+    assert kinds[0] == "accepted"
+    assert heard.texts == {1: "one ", 2: "two three"}
+    assert [end for _, end in heard.calls] == ["called", "completed"]
+    assert heard.answer["response"] == "two three"
+    assert heard.position == "end"
+
+
+def test_a_stream_goes_on_where_it_was_broken_off(talker: Api, model: str) -> None:
+    sent, heard = {"text": "first |wait|second", "instance": "broken"}, Heard()
+    with talker.stream("/messages", sent, idempotency_key="broken") as events:
+        for event in events:
+            heard.take(event)
+            if heard.texts:
+                break
+    assert heard.texts == {1: "first "}
+    with talker.stream("/messages", sent, after=heard.position, idempotency_key="broken") as events:
+        assert next(events).kind == "accepted"
+        go(model)
+        for event in events:
+            heard.take(event)
+    assert heard.texts == {1: "first second"}
+    where = f"/messages/{heard.answer['eventId']}/stream"
+    with talker.stream(where) as events:  # anew, from what is stored
+        anew = Heard()
+        for event in events:
+            anew.take(event)
+    assert (anew.texts, anew.answer) == (heard.texts, heard.answer)
+    assert talker.ask("GET", where, last_event_id="end")[0] == 204
+    status, _, problem = talker.ask("GET", where, last_event_id="1.2")
+    assert (status, problem["code"]) == (400, "E_USAGE")
+
+
+def test_a_door_that_was_started_since_goes_on_with_a_stream(kernel: Sandbox, talker: Api, model: str) -> None:
+    call = 'call bash__exec {"command":"echo hi"}'
+    sent, heard = {"text": f"a |{call}|b |wait|c", "instance": "doors"}, Heard()
+    with door(kernel, "--token-file", str(kernel.home / "tokens")) as first:
+        with Api(first["port"], talker.token).stream("/messages", sent, idempotency_key="doors") as events:
+            for event in events:
+                heard.take(event)
+                if heard.texts.get(2):
+                    break
+            first["process"].kill()
+    with talker.stream("/messages", sent, after=heard.position, idempotency_key="doors") as events:
+        go(model)
+        for event in events:
+            heard.take(event)
+    assert heard.texts == {1: "a ", 2: "b c"}
+    assert [end for _, end in heard.calls] == ["called", "completed"]
+
+
+def test_a_message_is_cancelled_by_its_sender(talker: Api, operator: Api, model: str) -> None:
+    sent = {"text": "wait|never", "instance": "cancelled"}
+    left = talker.ask("POST", "/messages", sent, prefer="respond-async")[2]
+    others = operator.ask("POST", "/messages", sent, prefer="respond-async")[2]
+    where = "cancel?agent=main&instance=cancelled"
+    status, _, problem = talker.ask("POST", f"/messages/{others['eventId']}/{where}")
+    assert (status, problem["code"]) == (403, "E_FORBIDDEN")
+    for one in (others, left):
+        answer = operator.ask("POST", f"/messages/{one['eventId']}/{where}")
+        assert answer[0] == 200 and answer[2] == {"eventId": one["eventId"], "status": "cancelled"}
+    status, _, problem = talker.ask("GET", f"/messages/{left['eventId']}?waitS=5")
+    assert (status, problem["code"], problem["eventId"]) == (409, "E_CANCELLED", left["eventId"])
+    go(model)  # for the request that nobody waits for any more
+
+
+def test_a_turn_that_is_too_slow_is_a_timeout(talker: Api, model: str) -> None:
+    status, _, problem = talker.ask("POST", "/messages", {"text": "wait|late", "instance": "late", "timeoutS": 0.3})
+    assert (status, problem["code"], problem["title"]) == (504, "E_AGENT_TIMEOUT", "E_AGENT_TIMEOUT")
+    go(model)
+
+
+def test_a_token_leads_to_its_agents_and_role(talker: Api, looker: Api) -> None:
+    for api, body, status in (
+        (looker, {"text": "x"}, 403),
+        (talker, {"text": "x", "agent": "other"}, 403),
+        (talker, {"text": "x", "workdir": "/tmp"}, 403),
+        (talker, {"text": "x", "agent": "main", "instance": "a\nb"}, 400),
+        (talker, {"text": " "}, 400),
+        (talker, {"text": "x", "no": 1}, 400),
+        (talker, {"text": "x", "files": [{"data": base64.b64encode(b"text").decode()}]}, 400),
+    ):
+        answered, headers, problem = api.ask("POST", "/messages", body)
+        assert (answered, headers["content-type"]) == (status, "application/problem+json"), body
+        assert problem["detail"] and problem["code"].startswith("E_")
+
+
+def test_a_picture_comes_with_a_message(talker: Api, kernel: Sandbox) -> None:
+    files = [{"data": base64.b64encode(PNG).decode(), "name": "dot.png"}]
+    status, _, answer = talker.ask("POST", "/messages", {"text": "seen", "instance": "files", "files": files})
+    assert status == 200, answer
+    stored = kernel.gdn("instance", "export", "main", "files").json["messages"][0]
+    assert stored["data"]["files"][0]["name"] == "dot.png"
+    assert [
+        path.read_bytes() for path in Path(kernel.home, "state").glob("workspaces/*/instances/main/files/files/*")
+    ] == [PNG]
+
+
+def test_without_a_kernel_it_says_so_and_finds_the_next(kernel: Sandbox, talker: Api) -> None:
+    kernel.gdn("stop")
+    status, _, problem = talker.ask("POST", "/messages", {"text": "x"})
+    assert (status, problem["code"]) == (503, "E_KERNEL_NOT_RUNNING")
+    kernel.detach()
+    assert talker.ask("POST", "/messages", {"text": "x"})[0] == 200
+
+
+def test_a_stream_outlives_a_restart_of_the_kernel(kernel: Sandbox, talker: Api, model: str) -> None:
+    heard = Heard()
+    with talker.stream("/messages", {"text": "before |wait|after", "instance": "restarted"}) as events:
+        for event in events:
+            heard.take(event)
+            if heard.texts == {1: "before "}:
+                assert kernel.gdn("stop").status == 0
+                kernel.detach()
+                go(model)
+                go(model)
+                break
+        for event in events:
+            heard.take(event)
+    assert heard.texts == {1: "before after"}
+    assert json.dumps(heard.answer["response"]) == '"before after"'
