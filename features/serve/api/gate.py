@@ -217,6 +217,8 @@ class _Exchange:
             self._head = head
             if connection is not None:
                 connection.let_in()
+            if self._gate.ending.is_set():
+                raise refused(503, "the door is closing", "E_LINK_CLOSED")
             with self._gate.counted(head):
                 await self._let_in(head)
         except Refused as error:

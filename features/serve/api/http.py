@@ -63,7 +63,7 @@ class Bounds(Struct, frozen=True):
     #: The longest head of a request (bytes).
     head: int = 32 << 10
     #: Bodies that are in memory at once (bytes).
-    bodies: int = 64 << 20
+    bodies: int = 128 << 20
     #: How long requests under way have when the server ends (seconds).
     goodbye_s: int = 3
 
@@ -213,6 +213,8 @@ class HttpService:
     def stop(self, *, now: bool = False) -> None:
         """End: what is under way has some seconds, or, with `now`, none."""
         self._uvicorn.should_exit = True
+        for server in getattr(self._uvicorn, "servers", ()):  # it has them when it serves
+            server.close()
         self._uvicorn.force_exit = self._uvicorn.force_exit or now
 
 

@@ -1,0 +1,313 @@
+"""The gate and its HTTP in one process with small bounds: what a caller may cost, and how errors are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from goondan.features.serve.api import Bounds, Way, refused
+from goondan.features.serve.api.rules.callers import parse
+from goondan.schemas.wire.errors import GoondanError, fail
+from tests.features.serve.doors import LINES, LOOK, OPERATE, TALK, InProcess, in_process, status
+
+BOUNDS = Bounds(
+    connections=96, strangers=32, open=48, head_s=0.5, body_s=0.5, idle_s=1, write_s=0.5, head=8192, bodies=4 << 20
+)
+#: What ways have seen: names of callers, ends of their work.
+SEEN: list[str] = []
+
+
+async def echo(request: Request) -> Response:
+    body = await request.body()
+    return PlainTextResponse(f"{request.state.caller.name} {len(body)}")
+
+
+async def endless(request: Request) -> Response:
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            while not request.state.ending.is_set():
+                yield b"data: " + b"x" * 8192 + b"\n\n"
+                await asyncio.sleep(0)
+            yield b"retry: 1000\n\n"
+        finally:
+            SEEN.append("stream ended")
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def quiet(request: Request) -> Response:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        SEEN.append("cancelled")
+        raise
+    return Response()
+
+
+async def fails(request: Request) -> Response:
+    match request.path_params["how"]:
+        case "code":
+            raise fail("E_AGENT_NOT_FOUND", "no agent is called \x1b[2J")
+        case "kernel":
+            raise fail("E_KERNEL_STOPPED", "the kernel was stopped")
+        case "status":
+            raise refused(415, "only JSON")
+        case "late":
+            return StreamingResponse(_breaks())
+    raise ValueError(f"a bug with a secret: {OPERATE}")
+
+
+async def _breaks() -> AsyncIterator[bytes]:
+    yield b"a"
+    raise ValueError("in the middle")
+
+
+def of_others(error: GoondanError, status: int) -> Response:
+    """Errors in another form, as the door of another API has them."""
+    return Response(msgspec.json.encode({"error": {"code": error.info.code}}), status, media_type="application/json")
+
+
+WAYS = [
+    Way("/echo", echo, ("POST",), role="talk", max_body=1 << 20),
+    Way("/look", echo, role="look"),
+    Way("/stream", endless, role="look"),
+    Way("/quiet", quiet, role="look"),
+    Way("/fails/{how}", fails, role="look"),
+    Route("/plain", echo, methods=["POST"]),
+]
+LOG: list[bytes] = []
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[InProcess]:
+    with in_process([*WAYS], BOUNDS, forms={"/others/": of_others}, log=LOG.append) as made:
+        yield made
+
+
+def posted(door: InProcess, body: bytes, path: str = "/echo", **more: str) -> bytes:
+    return door.asks(door.head(path, "POST", Content_Length=str(len(body)), **more) + body)
+
+
+def problem_of(answer: bytes) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head.lower()
+    document: dict[str, Any] = json.loads(body)
+    assert document["status"] == status(answer)
+    assert {"type", "title", "detail", "code"} <= document.keys()
+    return document
+
+
+def test_who_has_the_role_comes_in_and_nobody_else(door: InProcess) -> None:
+    assert posted(door, b"abc", token=TALK).endswith(b"phone 3")
+    assert status(posted(door, b"abc", token=LOOK)) == 403
+    assert status(door.asks(door.head("/look", token=LOOK))) == 200
+    assert status(posted(door, b"abc", "/plain", token=TALK)) == 403, "what says no role needs the last"
+    assert posted(door, b"abc", "/plain").endswith(b"owner 3")
+
+
+def test_errors_are_problem_documents_or_in_the_form_of_their_prefix(door: InProcess) -> None:
+    for path, code, wanted in (
+        ("/fails/code", "E_AGENT_NOT_FOUND", 404),
+        ("/fails/kernel", "E_KERNEL_STOPPED", 503),
+        ("/fails/status", "E_DOOR_REQUEST", 415),
+        ("/fails/bug", "E_INTERNAL", 500),
+        ("/nothing", "E_DOOR_REQUEST", 404),
+        ("/echo", "E_DOOR_REQUEST", 405),
+    ):
+        answer = door.asks(door.head(path))
+        told = problem_of(answer)
+        assert (status(answer), told["code"]) == (wanted, code), path
+        assert OPERATE.encode() not in answer and b"\x1b" not in answer and b"Traceback" not in answer
+    other = door.asks(door.head("/others/x"))
+    assert other.endswith(b'{"error":{"code":"E_DOOR_REQUEST"}}')
+    assert door.asks(door.head("/others/x", token="")).endswith(b'{"error":{"code":"E_DOOR_REFUSED"}}')
+    broken = door.asks(door.head("/fails/late"))
+    assert not broken.endswith(b"0\r\n\r\n"), "an answer that is not whole does not look whole"
+
+
+def test_every_answer_says_that_it_is_nobody_elses(door: InProcess) -> None:
+    for path in ("/look", "/nothing"):
+        answer = door.asks(door.head(path)).lower()
+        assert b"cache-control: no-store" in answer and b"x-content-type-options: nosniff" in answer
+        assert b"access-control" not in answer and b"server:" not in answer
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(door: InProcess) -> None:
+    assert status(posted(door, b"x" * (1 << 20))) == 200
+    began = time.monotonic()
+    large = door.asks(door.head("/echo", "POST", Content_Length=str(100 << 20), Expect="100-continue"))
+    assert status(large) == 413 and b"100 Continue" not in large
+    assert problem_of(large)["code"] == "E_DOOR_REQUEST"
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    chunked = door.asks(door.head("/echo", "POST", Transfer_Encoding="chunked") + chunk * 1600)
+    assert status(chunked) in (0, 413), "it may be closed while we still write"
+    assert status(door.asks(door.head("/look", Content_Length="1"))) == 413, "nothing is read of what has no body"
+    assert time.monotonic() - began < 10
+
+
+def test_a_body_nobody_reads_ends_its_connection(door: InProcess) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+        stream.sendall(door.head("/nothing", "POST", Transfer_Encoding="chunked", Connection="keep-alive"))
+        chunks = b"1\r\nx\r\n" * (1 << 20)
+        with pytest.raises(OSError):
+            stream.sendall(chunks * 8)
+
+
+def test_half_a_request_holds_a_connection_for_a_moment_only(door: InProcess) -> None:
+    heads = (b"", b"P", b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1", door.head("/look", Connection="keep-alive") + b"GET")
+    for data in heads:
+        began = time.monotonic()
+        door.asks(data, patience_s=10)
+        assert time.monotonic() - began < 8, data
+    slow = door.head("/echo", "POST", Content_Length="10") + b"12345"
+    assert status(door.asks(slow, patience_s=10)) == 408
+    idle = door.asks(door.head("/look", Connection="keep-alive"), patience_s=10)
+    assert status(idle) == 200, "and an idle one is closed later"
+
+
+def test_a_head_that_comes_byte_by_byte_is_not_waited_for(door: InProcess) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), timeout=0.02) as stream:
+        for byte in door.head("/look") * 10:
+            try:
+                stream.send(bytes([byte]))
+                assert stream.recv(1) == b"", "nothing is answered"
+                break
+            except TimeoutError:  # it waits for more
+                continue
+            except OSError:
+                break
+        else:
+            raise AssertionError("it was waited for")
+
+
+def test_a_stream_that_nobody_reads_is_cut(door: InProcess) -> None:
+    SEEN.clear()
+    with socket.socket() as stream:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stream.connect(("127.0.0.1", door.port))
+        stream.sendall(door.head("/stream", token=LOOK))
+        _until("stream ended")
+
+
+def test_work_ends_when_its_client_goes(door: InProcess) -> None:
+    SEEN.clear()
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+        stream.sendall(door.head("/quiet"))
+        time.sleep(0.1)  # it may come in
+    _until("cancelled")
+
+
+def _until(word: str) -> None:
+    until = time.monotonic() + 10
+    while word not in SEEN:
+        assert time.monotonic() < until, f"not within 10 s: {word}"
+        time.sleep(0.01)
+
+
+def test_thousands_of_connections_leave_memory_and_callers_alone(door: InProcess) -> None:
+    """A scaled sample: as many as ten times what a door has room for."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with ExitStack() as stack:
+        for number in range(960):
+            stream = stack.enter_context(socket.socket())
+            stream.setblocking(False)
+            stream.connect_ex(("127.0.0.1", door.port))
+            if number % 97 == 0:
+                assert status(door.asks(door.head("/look"))) == 200, "strangers push out strangers only"
+        assert status(door.asks(door.head("/look"))) == 200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+
+
+def test_requests_of_one_token_are_bounded(door: InProcess) -> None:
+    with ExitStack() as stack:
+        for _ in range(BOUNDS.open):
+            stream = stack.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=20))
+            stream.sendall(door.head("/quiet", token=LOOK))
+        refused_: bytes = b""
+        until = time.monotonic() + 10
+        while status(refused_) != 429 and time.monotonic() < until:
+            refused_ = door.asks(door.head("/look", token=LOOK))
+        assert problem_of(refused_)["code"] == "E_OVERLOADED"
+        assert status(door.asks(door.head("/look", token=TALK))) == 200, "others have their own"
+    assert status(door.asks(door.head("/look", token=TALK))) == 200
+
+
+def test_bodies_in_memory_are_bounded(door: InProcess) -> None:
+    with ExitStack() as stack:
+        answers = []
+        for _ in range(6):
+            stream = stack.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=20))
+            stream.sendall(door.head("/echo", "POST", Content_Length=str(1 << 20)) + b"x" * ((1 << 20) - 1))
+            answers.append(stream)
+        said = {status(stream.recv(65536)) for stream in answers}
+    assert said <= {503, 408} and 503 in said
+
+
+def test_tokens_that_go_take_their_requests_along() -> None:
+    with in_process([*WAYS], BOUNDS) as door:
+        SEEN.clear()
+        with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+            stream.sendall(door.head("/quiet", token=LOOK))
+            with socket.create_connection(("127.0.0.1", door.port), timeout=20) as other:
+                other.sendall(door.head("/quiet", token=TALK))
+                time.sleep(0.1)
+                changed = parse(LINES.replace(f"watcher look {LOOK} main\n", ""))
+                door.call(lambda: door.gate.replace(changed))
+                assert stream.recv(1) == b"", "its connection is closed"
+                assert status(door.asks(door.head("/look", token=LOOK))) == 401
+                assert status(door.asks(door.head("/look", token=TALK))) == 200
+                other.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    other.recv(1)
+
+
+def test_the_end_is_said_to_streams_and_to_nobody_new() -> None:
+    with in_process([*WAYS], BOUNDS) as door:
+        with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+            stream.sendall(door.head("/stream"))
+            stream.recv(1000)
+            door.call(door.gate.ending.set)
+            door.call(door.service.stop)
+            came = b""
+            while chunk := stream.recv(1 << 20):
+                came = (came + chunk)[-100:]
+        assert b"retry: 1000" in came and came.endswith(b"0\r\n\r\n")
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", door.port), timeout=5).close()
+
+
+def test_the_log_has_a_line_for_each_request_and_nothing_that_a_caller_said(door: InProcess) -> None:
+    LOG.clear()
+    door.asks(door.head("/look?after=private"))
+    door.asks(door.head("/private?token=" + OPERATE))
+    posted(door, b"private")
+    door.asks(door.head("/fails/private", token="private-private-private"))
+    lines = [json.loads(line) for line in LOG]
+    assert [line["status"] for line in lines] == [200, 400, 200, 401]
+    assert [line["way"] for line in lines] == ["/look", None, "/echo", None]
+    assert [line["token"] for line in lines] == ["owner", None, "owner", None]
+    assert lines[2]["bytesIn"] == 7
+    said = b"".join(LOG)
+    assert b"private" not in said and OPERATE.encode() not in said
+
+
+def test_many_requests_in_one_packet_are_answered_one_after_another(door: InProcess) -> None:
+    one = door.head("/look", Connection="keep-alive")
+    answers = door.asks(one * 50 + door.head("/look"))
+    assert answers.count(b"HTTP/1.1 200") == 51
+    smuggled = door.asks(
+        door.head("/echo", "POST", Content_Length="3", Connection="keep-alive") + b"abc" + door.head("/look", token="")
+    )
+    assert smuggled.count(b"HTTP/1.1 200") == 1 and smuggled.count(b"HTTP/1.1 401") == 1
