@@ -69,6 +69,11 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={"approve": "Show calls that wait for a person; approve or deny them."},
     ),
     Feature(
+        "acp",
+        ("command",),
+        commands={"acp": "Be an agent of an editor (Agent Client Protocol) on standard input and output."},
+    ),
+    Feature(
         "certify",
         ("wire", "command"),
         commands={"certify": "Try whether a program keeps the rules of a client or of a worker."},

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from goondan.features.approvals.command import COLUMNS, command_lines, is_long, item_lines, with_files
 from goondan.features.approvals.wire import WAITS
-from goondan.kernel.cli.console.questions import Questions
+from goondan.kernel.cli.console.questions import Questions, Waiting
 from goondan.kernel.cli.output import columns_of, write
+from goondan.schemas.text.visible import argument_line, visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -69,6 +70,29 @@ class Asked(Questions):
     async def next_change(self) -> None:
         """Return when the list was read again."""
         await asyncio.shield(self._changes)
+
+    def waiting(self) -> list[Waiting]:
+        """The items that wait now."""
+        return [
+            Waiting(
+                code=item["code"],
+                events=(item["eventId"], item.get("rootEvent") or item["eventId"]),
+                title=visible_line(f"{item['tool']} {argument_line(item.get('args'))}".strip()),
+                yes_or_no=item["kind"] != "question",
+                command="; ".join(command_lines(item)),
+            )
+            for item in self.items.values()
+        ]
+
+    async def whole(self, code: str) -> list[str]:
+        """The lines of an item with all of its arguments. Raises GoondanError."""
+        shown = await self._session.admin({"op": "approve.show", "id": code}, ANSWER_S)
+        return _lines(shown, whole=True)
+
+    async def decide(self, code: str, *, yes: bool) -> None:
+        """Approve or deny an item. Raises GoondanError."""
+        asked = {"op": "approve.answer", "id": code, "decision": "yes" if yes else "no"}
+        await self._session.admin(asked, ANSWER_S)
 
     def stops(self, event_id: str) -> bool:
         """Whether only a person can bring the work of this event further."""

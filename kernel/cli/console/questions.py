@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from goondan.features import parts
 
 if TYPE_CHECKING:
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
     from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.session import Session
     from goondan.schemas.wire.errors import GoondanError
+
+
+class Waiting(Struct, frozen=True):
+    """A question, for a command that asks it in another way than at the console."""
+
+    #: Its name.
+    code: str
+    #: The event whose turn asks, and the one that all this work began with.
+    events: tuple[str, ...]
+    #: What it is about, in a few words.
+    title: str
+    #: Whether yes or no is an answer. Otherwise it has to be answered by the command.
+    yes_or_no: bool
+    #: How it is answered by a command.
+    command: str
 
 
 class Questions:
@@ -43,6 +60,18 @@ class Questions:
 
     async def ask_each(self, prompt: Prompt, screen: Screen) -> None:
         """Ask one after another, until cancelled. `screen` shows nothing meanwhile."""
+
+    def waiting(self) -> list[Waiting]:
+        """What is asked now, as it was read last."""
+        return []
+
+    async def whole(self, code: str) -> list[str]:
+        """All that a question is about, in lines: a yes is only for what was shown. Raises GoondanError."""
+        raise NotImplementedError
+
+    async def decide(self, code: str, *, yes: bool) -> None:
+        """Answer a question with yes or no. Raises GoondanError: somebody was quicker, or nobody wants to know."""
+        raise NotImplementedError
 
     def stops(self, event_id: str) -> bool:
         """Whether the work of this event has stopped until a person answers."""

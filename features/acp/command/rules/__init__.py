@@ -1,0 +1,1 @@
+"""What `gdn acp` decides. Pure."""
