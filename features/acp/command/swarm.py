@@ -7,6 +7,7 @@ The bundle is looked at once for each kernel, without a module of it being loade
 from __future__ import annotations
 
 import asyncio
+import select
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -47,7 +48,7 @@ class Swarm:
     async def session(self) -> Session:
         """The connection to the kernel that runs. Raises GoondanError with the reason why there is none."""
         async with self._finding:
-            if self._session is None or self._session.lost.done():
+            if self._session is None or self._session.lost.done() or self._is_gone():
                 await self._leave()
                 self._kernel = await _in_thread(lambda: attach_or_start(self.place, ()))
                 session = Session(self._kernel)
@@ -76,6 +77,10 @@ class Swarm:
             await self._leave()
 
     # --- inside
+
+    def _is_gone(self) -> bool:
+        """Whether the kernel has gone just now: its connection may hear of it after the client's next request."""
+        return self._kernel is None or bool(select.select([self._kernel.pidfd], [], [], 0)[0])
 
     async def _leave(self) -> None:
         if self._following is not None:

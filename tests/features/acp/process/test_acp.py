@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -342,8 +343,10 @@ def test_it_finds_the_next_kernel(kernel: Sandbox, work: str) -> None:
         kernel.gdn("cancel", error["message"].split()[7])
         assert one.prompt(session, "second")["stopReason"] == "end_turn"
         assert one.said == "echo: second"
-        os.kill(kernel.pid("supervisor"), signal.SIGKILL)
-        wait_until(lambda: not kernel.ps())
+        pidfd = os.pidfd_open(kernel.pid("supervisor"))
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+        os.close(pidfd)
         assert one.prompt(session, "third")["stopReason"] == "end_turn"  # at a kernel of its own
         assert one.said == "echo: third"
     wait_until(lambda: not kernel.ps())
