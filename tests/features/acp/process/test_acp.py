@@ -356,7 +356,7 @@ async def test_a_client_on_the_sdk(kernel: Sandbox, work: str) -> None:
     """The package's own client, which checks each message against its schema."""
     heard: list[Any] = []
 
-    class Client(acp.Client):
+    class Client:
         async def request_permission(self, session_id: str, tool_call: Any, options: Any, **more: Any) -> Any:
             outcome = schema.AllowedOutcome(outcome="selected", option_id=options[0].option_id)
             return schema.RequestPermissionResponse(outcome=outcome)
@@ -364,12 +364,13 @@ async def test_a_client_on_the_sdk(kernel: Sandbox, work: str) -> None:
         async def session_update(self, session_id: str, update: Any, **more: Any) -> None:
             heard.append(update)
 
+    client: Any = Client()
     words = ["-I", "-m", "goondan.kernel.cli", "acp", "--agent", "careful"]
-    async with acp.spawn_agent_process(Client(), sys.executable, *words, env=kernel.env, cwd=kernel.home) as (one, _):
+    async with acp.spawn_agent_process(client, sys.executable, *words, env=kernel.env, cwd=kernel.home) as (one, _):
         assert (await one.initialize(protocol_version=acp.PROTOCOL_VERSION)).protocol_version == 1
         session = await one.new_session(cwd=work, mcp_servers=[])
         async with asyncio.timeout(PATIENCE_S):
-            prompt = [acp.text_block(console_call("echo from-the-sdk"))]
+            prompt: list[Any] = [acp.text_block(console_call("echo from-the-sdk"))]
             done = await one.prompt(session_id=session.session_id, prompt=prompt)
         assert done.stop_reason == "end_turn"
     said = [update.content.text for update in heard if isinstance(update, schema.AgentMessageChunk)]
