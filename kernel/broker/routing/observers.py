@@ -7,7 +7,9 @@ Rules.
   is missed, and so is everything after it until half of the window is read: then one frame says which numbers were
   missed. So a slow observer costs two numbers, and nobody waits for it.
 - The windows bound what waits in the transport, so frames to observers are not dropped there.
-- Who observes an agent has it send live events, also in the middle of a turn. When nobody does any more, it is told so.
+- Who observes an agent has it send live events, also in the middle of a turn. While all its observers miss them, and
+  when there are none any more, it is told to stop. It begins again at a tick: often, it would tell its step's text anew
+  for each place in a window.
 - Without subscriptions this part has no hooks in the life of events, and live events do not come here.
 
 Source: docs/design/wire.md section 8; PROTOCOL-OPERATORS.md "Observing"; decision 171.
@@ -75,16 +77,20 @@ class Window(Struct):
         self.told = self.number
         return True
 
-    def read(self, number: int) -> Gap | None:
-        """Everything up to this number is read. Returns what was missed, if that is to be told now. Raises GoondanError
-        E_FRAME_INVALID for a number that was not told.
-        """
+    def read(self, number: int) -> None:
+        """Everything up to this number is read. Raises GoondanError E_FRAME_INVALID for a number that was not told."""
         if not 0 <= number <= self.told:
             raise fail("E_FRAME_INVALID", f"up to {number} is read, and {self.told} is the last number that was told")
         while self.sent and self.sent[0][0] <= number:
             self.held -= self.sent.popleft()[1]
-        if not self.missed or 2 * len(self.sent) > self.events or 2 * self.held > self.bytes:
-            return None
+
+    @property
+    def ready(self) -> bool:
+        """Whether what was missed is to be told now: half of the window is read."""
+        return self.missed > 0 and 2 * len(self.sent) <= self.events and 2 * self.held <= self.bytes
+
+    def tell(self) -> Gap:
+        """What was missed. It is told now."""
         gap, self.missed, self.told = Gap(self.missed, self.number), 0, self.number
         return gap
 
@@ -129,6 +135,8 @@ class Observers(Part, OfEvents):
         #: By agent and root event, as the subscription names them.
         self._by_wish: dict[tuple[str | None, str | None], dict[Subscription, None]] = {}
         self._bytes = 0  # of all windows
+        #: Those that miss what comes.
+        self._behind: dict[Subscription, None] = {}
         self.ops = (
             Op("observe", self._observe, most_bytes=SHORT_BYTES),
             Op("unobserve", self._unobserve, most_bytes=SHORT_BYTES),
@@ -139,6 +147,17 @@ class Observers(Part, OfEvents):
         """Whether there is a subscription."""
         return bool(self._known)
 
+    def tick(self, now: float) -> None:
+        """Tell those that have read what they have missed, and go on."""
+        ready = [one for one in self._behind if one.window.ready]
+        asleep = self._asleep() if ready else []
+        for one in ready:
+            del self._behind[one]
+            gap = one.window.tell()
+            frame = Frame("observed", in_reply_to=one.name, stage="gap", position=gap.last, payload=codec.to_raw(gap))
+            self._bus.send(one.connection, frame)
+        self._wake(asleep)
+
     def gone(self, peer: Connection, now: float) -> None:
         """Its subscriptions are over."""
         if self._known and peer.cls == CLIENTS:
@@ -147,7 +166,7 @@ class Observers(Part, OfEvents):
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """An agent's process is back, perhaps with a turn: it may not have heard that somebody listens."""
         event = None if peer.instance is None else peer.instance.leased
-        if self._known and event is not None and self._heard(event):
+        if self._known and event is not None and self._wanted(event):
             self._tell_holders([event], live=True)
 
     # --- subscriptions
@@ -190,17 +209,17 @@ class Observers(Part, OfEvents):
         return known
 
     def _add(self, new: Subscription) -> None:
-        unheard = [event for event in self._running() if new.hears(event) and not self._heard(event)]
+        asleep = self._asleep()
         self._known.setdefault(new.connection.ident, {})[new.name] = new
         self._by_wish.setdefault(new.key, {})[new] = None
         self._bytes += new.window.bytes
         if self._live.observed is None:
             self._live.observed = self._relay
             self._choose()
-        self._tell_holders(unheard, live=True)
+        self._wake(asleep)
 
     def _end(self, over: list[Subscription]) -> None:
-        running = [event for event in self._running() if any(one.hears(event) for one in over)] if over else []
+        awake = [event for event in self._running() if self._wanted(event)] if over else []
         for one in over:
             mine, alike = self._known[one.connection.ident], self._by_wish[one.key]
             del mine[one.name], alike[one]
@@ -208,19 +227,18 @@ class Observers(Part, OfEvents):
                 del self._known[one.connection.ident]
             if not alike:
                 del self._by_wish[one.key]
+            self._behind.pop(one, None)
             self._bytes -= one.window.bytes
         if not self._known and self._live.observed is not None:
             self._live.observed = None
             self._choose()
-        self._tell_holders([event for event in running if not self._heard(event)], live=False)
+        self._tell_holders([event for event in awake if not self._wanted(event)], live=False)
 
     def _read(self, connection: Connection, frame: Frame, now: float) -> None:
         """`observed` of a client: it has read up to `position`. Of a subscription that is over nothing is said."""
         one = self._of(connection).get(frame.in_reply_to or "")
-        gap = None if one is None else one.window.read(frame.position or 0)
-        if one is not None and gap is not None:
-            told = Frame("observed", in_reply_to=one.name, stage="gap", position=gap.last, payload=codec.to_raw(gap))
-            self._bus.send(connection, told)
+        if one is not None:
+            one.window.read(frame.position or 0)
 
     # --- agents
 
@@ -230,6 +248,14 @@ class Observers(Part, OfEvents):
             instance = connection.instance
             if instance is not None and instance.leased is not None and instance.conn is connection:
                 yield instance.leased
+
+    def _asleep(self) -> list[Event]:
+        """The events of which nobody hears now while processes work on them."""
+        return [event for event in self._running() if not self._wanted(event)]
+
+    def _wake(self, asleep: Iterable[Event]) -> None:
+        """Somebody may hear of these from now on."""
+        self._tell_holders([event for event in asleep if self._wanted(event)], live=True)
 
     def _tell_holders(self, events: Iterable[Event], *, live: bool) -> None:
         """Tell the processes of these events that somebody listens, or nobody does any more. Where the asker does, they
@@ -245,7 +271,7 @@ class Observers(Part, OfEvents):
         it is here.
         """
         if frame is not None and not frame.live:
-            frame.live = bool(self._heard(event))
+            frame.live = self._wanted(event)
 
     # --- news
 
@@ -278,6 +304,9 @@ class Observers(Part, OfEvents):
             else:
                 one.window.take(0)
             counters["observed_missed"] += 1
+            if one not in self._behind:
+                self._behind[one] = None
+                self._tell_holders([asleep for asleep in self._asleep() if one.hears(asleep)], live=False)
 
     def _encoded(self, one: Subscription, event: Event, payload: Raw, span: str | None, parent: str | None) -> bytes:
         content = event.content_here
@@ -296,6 +325,10 @@ class Observers(Part, OfEvents):
             position=one.window.number + 1,
         )
         return codec.encode_value(frame)
+
+    def _wanted(self, event: Event) -> bool:
+        """Whether somebody hears what its turn tells now."""
+        return any(not one.window.missed for one in self._heard(event))
 
     def _heard(self, event: Event) -> list[Subscription]:
         """The subscriptions that are for this event."""

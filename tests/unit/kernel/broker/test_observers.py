@@ -15,6 +15,7 @@ from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame
 from goondan.schemas.wire.runtime_events import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Gap, RuntimeEvent
+from tests.checks import there
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_live import news
 from tests.unit.kernel.broker.world import World, run
@@ -36,8 +37,11 @@ def test_a_window_is_kept_and_every_number_is_told_once(events: int, size: int, 
 
     def read(upto: int) -> None:
         sent[:] = [one for one in sent if one[0] > upto]
-        gap = window.read(upto)
-        if gap is not None:
+        window.read(upto)
+        held = sum(amount for _, amount in sent)
+        assert window.ready == (bool(window.missed) and 2 * len(sent) <= events and 2 * held <= size)
+        if window.ready:
+            gap = window.tell()
             told.append((gap.first, gap.last))
             assert (window.missed, gap.last) == (0, number)
 
@@ -109,7 +113,11 @@ class Observing:
         return answer
 
     def reads(self, number: int, name: str = "o1") -> list[Frame]:
-        return self.say(Frame("observed", in_reply_to=name, position=number))
+        """What comes at once, and with the next tick."""
+        told = self.say(Frame("observed", in_reply_to=name, position=number))
+        self.world.now += 0.2
+        self.world.router.tick(self.world.now)
+        return [*told, *self.took()]
 
     @property
     def numbers(self) -> list[int | None]:
@@ -260,6 +268,35 @@ def test_who_does_not_read_has_one_gap_and_then_the_news_go_on() -> None:
     tell(observing, agent, times=3)
     assert observing.numbers[5:] == [51, 52]
     assert observing.bus.counters["observed_missed"] == 47
+
+
+def test_while_all_its_observers_miss_its_news_an_agent_need_not_tell_them() -> None:
+    world, agent = working()
+    slow, quick = Observing(world), Observing(world, client=0)
+    slow.observe(events=2)
+    tell(slow, agent, times=2)
+    tell(slow, agent, times=1)
+    assert [(frame.type, frame.live) for frame in slow.to_agents] == [("listen", False)]
+    quick.observe(agent="coder")
+    assert [(frame.type, frame.live) for frame in quick.to_agents] == [("listen", True)]
+    tell(slow, agent, times=2)
+    quick.say(Frame("admin", id="u1", payload=to_raw({"op": "unobserve", "subscription": "o1"})))
+    assert [(frame.type, frame.live) for frame in quick.to_agents] == [("listen", False)]
+    assert slow.numbers == [1, 2]
+    (gap,) = slow.reads(2)
+    assert from_raw(gap.payload, Gap) == Gap(3, 5)
+    assert [(frame.type, frame.live) for frame in slow.to_agents] == [("listen", True)]
+
+
+def test_a_turn_that_begins_while_all_observers_are_behind_does_not_tell() -> None:
+    world, agent = working()
+    observing = Observing(world)
+    observing.observe(events=1)
+    tell(observing, agent, times=2)
+    world.settle()
+    world.clients[0].ask("c0e1")
+    run(world)
+    assert (there(agent.held).event_id, there(agent.held).live) == ("c0e1", False)
 
 
 def test_the_window_is_one_of_bytes_too() -> None:
