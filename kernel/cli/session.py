@@ -170,11 +170,9 @@ class Session:
     def _on_welcome(self, _: Welcome) -> None:
         for heard in self._hears.values():
             heard()
-        if self._observations and self._link is not None:
-            there = [*self._observations.values()]
-            for one in there:
+        if self._link is not None:
+            for one in list(self._observations.values()):
                 one.begin_again(self._link)
-            self._observations = {one.name: one for one in there}
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.type == "shutdown":
@@ -249,15 +247,8 @@ class Session:
         """Hear of the turns that `wish` names, whoever has asked for them. `listener` gets numbered events, and what it
         has missed; it must not raise. `Observation.read` says what it has read. Raises GoondanError.
         """
-        observation = Observation(wish, listener)
-        waiting, frame = observation.begin(self._open)
-        self._observations[observation.name] = observation
-        observation.over.add_done_callback(lambda _: self._observations.pop(observation.name, None))
-        try:
-            await self._wait(waiting, frame, WELCOME_S)
-        except BaseException:
-            observation.close()
-            raise
+        observation = Observation(wish, listener, self._observations)
+        await self._wait(*observation.begin(self._open), WELCOME_S)
         return observation
 
     async def tell(self, message: Message, timeout_s: float) -> str | None:

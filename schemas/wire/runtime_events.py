@@ -105,7 +105,7 @@ class ToolProgress(Struct, frozen=True, omit_defaults=True):
     message: str | None = None
 
 
-#: The least bytes of a window: every frame to an observer fits into three quarters of them.
+#: The least bytes of a window: every frame to an observer fits into them.
 MIN_WINDOW_BYTES: Final = 32 << 10
 #: The largest window: events, and bytes.
 MAX_WINDOW_EVENTS: Final = 8192

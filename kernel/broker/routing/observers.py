@@ -18,29 +18,27 @@ Source: docs/design/wire.md section 8; PROTOCOL-OPERATORS.md "Observing"; decisi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Struct, field
 
 from goondan.kernel.broker.routing.clients import Live, span_of
 from goondan.kernel.broker.state.bus import Bus, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection, Event
 from goondan.kernel.broker.state.parts import SHORT_BYTES, OfEvents, Op, Part, Take
-from goondan.schemas.wire import codec
+from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame, Hello
 from goondan.schemas.wire.runtime_events import Gap, Observe, RuntimeEvent
 
 #: Subscriptions of one connection. Who has more to look at observes all, and sorts it by itself.
-MAX_SUBSCRIPTIONS: Final = 256
+MAX_SUBSCRIPTIONS: Final = 64
 #: Bytes of the windows of one connection: half of what may wait for a peer before it is given up.
 MAX_WINDOWS: Final = 16 << 20
-#: Bytes of all windows. The rest of what may wait for all peers is for those that answers wait for.
+#: Bytes of all windows: a quarter of what may wait for all peers.
 MAX_ALL_WINDOWS: Final = 64 << 20
-#: How long an observer waits for room (milliseconds).
-RETRY_AFTER_MS: Final = 1000
 
 
 class Window(Struct):
@@ -107,18 +105,13 @@ class Subscription(Struct, eq=False):
     #: How much it may get.
     window: Window
 
-    @property
-    def key(self) -> tuple[str | None, str | None]:
-        """The agent and the root event that it is for; None: any."""
-        return self.wish.agent, self.wish.root_event
-
     def hears(self, event: Event) -> bool:
         """Whether it is for this event."""
         wish, instance = self.wish, event.instance
         return (
-            wish.agent in (None, instance.agent)
+            wish.root_event in (None, event.root)
+            and wish.agent in (None, instance.agent)
             and wish.instance_key in (None, instance.key)
-            and wish.root_event in (None, event.root)
         )
 
 
@@ -130,44 +123,15 @@ class Observers(Part, OfEvents):
         self._live = live
         self._choose = choose
         self._clients = bus.presence.connections[CLIENTS]
-        #: By routing id and name.
-        self._known: dict[bytes, dict[str, Subscription]] = {}
-        #: By agent and root event, as the subscription names them.
-        self._by_wish: dict[tuple[str | None, str | None], dict[Subscription, None]] = {}
-        self._bytes = 0  # of all windows
-        #: Those that miss what comes.
-        self._behind: dict[Subscription, None] = {}
-        self.ops = (
-            Op("observe", self._observe, most_bytes=SHORT_BYTES),
-            Op("unobserve", self._unobserve, most_bytes=SHORT_BYTES),
-        )
+        #: By client and name.
+        self._known: dict[Connection, dict[str, Subscription]] = {}
+        ops = {"observe": self._observe, "unobserve": self._unobserve}
+        self.ops = [Op(name, handler, most_bytes=SHORT_BYTES) for name, handler in ops.items()]
         self.takes = (Take((CLIENTS,), "observed", self._read, SHORT_BYTES),)
 
     def applies(self) -> bool:
         """Whether there is a subscription."""
         return bool(self._known)
-
-    def tick(self, now: float) -> None:
-        """Tell those that have read what they have missed, and go on."""
-        ready = [one for one in self._behind if one.window.ready]
-        asleep = self._asleep() if ready else []
-        for one in ready:
-            del self._behind[one]
-            gap = one.window.tell()
-            frame = Frame("observed", in_reply_to=one.name, stage="gap", position=gap.last, payload=codec.to_raw(gap))
-            self._bus.send(one.connection, frame)
-        self._wake(asleep)
-
-    def gone(self, peer: Connection, now: float) -> None:
-        """Its subscriptions are over."""
-        if self._known and peer.cls == CLIENTS:
-            self._end(list(self._of(peer).values()))
-
-    def here(self, peer: Connection, hello: Hello, now: float) -> None:
-        """An agent's process is back, perhaps with a turn: it may not have heard that somebody listens."""
-        event = None if peer.instance is None else peer.instance.leased
-        if self._known and event is not None and self._wanted(event):
-            self._tell_holders([event], live=True)
 
     # --- subscriptions
 
@@ -177,161 +141,119 @@ class Observers(Part, OfEvents):
             wish = msgspec.convert(asked, Observe)
         except msgspec.ValidationError as error:
             raise fail("E_FRAME_INVALID", f"observe: {error}") from None
-        mine = self._of(connection)
-        if not frame.id:
-            raise fail("E_FRAME_INVALID", "observe needs an id: it is the name of the subscription")
+        mine = self._known.get(connection, {})
         if frame.id not in mine:
-            self._check_room(mine, wish)
-            self._add(Subscription(connection, frame.id, wish, Window(wish.events, wish.bytes)))
+            if len(mine) >= MAX_SUBSCRIPTIONS or _bytes(mine.values()) + wish.bytes > MAX_WINDOWS:
+                limits = f"{MAX_SUBSCRIPTIONS} subscriptions, with windows of {MAX_WINDOWS} bytes"
+                raise fail("E_FRAME_INVALID", f"one connection has at most {limits}")
+            if _bytes(self._all()) + wish.bytes > MAX_ALL_WINDOWS:
+                raise overloaded(f"the windows of all observers have at most {MAX_ALL_WINDOWS} bytes")
+            mine[frame.id] = Subscription(connection, frame.id, wish, Window(wish.events, wish.bytes))
+            self._change({**self._known, connection: mine})
         self._bus.reply(connection, frame.id, {"events": wish.events, "bytes": wish.bytes})
-
-    def _check_room(self, mine: dict[str, Subscription], wish: Observe) -> None:
-        if len(mine) >= MAX_SUBSCRIPTIONS:
-            raise fail("E_FRAME_INVALID", f"one connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
-        if sum(one.window.bytes for one in mine.values()) + wish.bytes > MAX_WINDOWS:
-            raise fail("E_FRAME_INVALID", f"the windows of one connection have at most {MAX_WINDOWS} bytes")
-        if self._bytes + wish.bytes > MAX_ALL_WINDOWS:
-            raise overloaded(f"the windows of all observers have at most {MAX_ALL_WINDOWS} bytes", RETRY_AFTER_MS)
 
     def _unobserve(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "unobserve", subscription}`. One that has ended is as good."""
-        name = asked.get("subscription")
-        found = self._of(connection).get(name) if isinstance(name, str) else None
-        self._end([] if found is None else [found])
+        name, mine = asked.get("subscription"), self._known.get(connection, {})
+        found = mine.pop(name, None) if isinstance(name, str) else None
+        self._change(self._known)
         self._bus.reply(connection, frame.id, {"ended": found is not None})
 
-    def _of(self, connection: Connection) -> dict[str, Subscription]:
-        """The subscriptions of a connection. Those of an earlier one with its routing id are over."""
-        known = self._known.get(connection.ident, {})
-        if any(one.connection is not connection for one in known.values()):
-            self._end(list(known.values()))
-            return {}
-        return known
-
-    def _add(self, new: Subscription) -> None:
-        asleep = self._asleep()
-        self._known.setdefault(new.connection.ident, {})[new.name] = new
-        self._by_wish.setdefault(new.key, {})[new] = None
-        self._bytes += new.window.bytes
-        if self._live.observed is None:
-            self._live.observed = self._relay
-            self._choose()
-        self._wake(asleep)
-
-    def _end(self, over: list[Subscription]) -> None:
-        awake = [event for event in self._running() if self._wanted(event)] if over else []
-        for one in over:
-            mine, alike = self._known[one.connection.ident], self._by_wish[one.key]
-            del mine[one.name], alike[one]
-            if not mine:
-                del self._known[one.connection.ident]
-            if not alike:
-                del self._by_wish[one.key]
-            self._behind.pop(one, None)
-            self._bytes -= one.window.bytes
-        if not self._known and self._live.observed is not None:
-            self._live.observed = None
-            self._choose()
-        self._tell_holders([event for event in awake if not self._wanted(event)], live=False)
+    def _change(self, known: dict[Connection, dict[str, Subscription]]) -> None:
+        """These are the subscriptions from now on."""
+        self._known = {connection: mine for connection, mine in known.items() if mine}
+        self._live.observed = self._relay if self._known else None
+        self._choose()
+        self._follow()
 
     def _read(self, connection: Connection, frame: Frame, now: float) -> None:
         """`observed` of a client: it has read up to `position`. Of a subscription that is over nothing is said."""
-        one = self._of(connection).get(frame.in_reply_to or "")
+        one = self._known.get(connection, {}).get(frame.in_reply_to or "")
         if one is not None:
             one.window.read(frame.position or 0)
 
+    def tick(self, now: float) -> None:
+        """Forget who is gone. Tell those that have read what they have missed; then they hear again."""
+        if any(self._clients.get(one.ident) is not one for one in self._known):
+            self._change({one: mine for one, mine in self._known.items() if self._clients.get(one.ident) is one})
+        if ready := [one for one in self._all() if one.window.ready]:
+            for one in ready:
+                gap = one.window.tell()
+                told = Frame("observed", in_reply_to=one.name, stage="gap", position=gap.last, payload=to_raw(gap))
+                self._bus.send(one.connection, told)
+            self._follow()
+
+    def _all(self) -> Iterable[Subscription]:
+        return (one for mine in self._known.values() for one in mine.values())
+
     # --- agents
-
-    def _running(self) -> Iterator[Event]:
-        """The events that processes work on now."""
-        for connection in self._bus.presence.connections[AGENTS].values():
-            instance = connection.instance
-            if instance is not None and instance.leased is not None and instance.conn is connection:
-                yield instance.leased
-
-    def _asleep(self) -> list[Event]:
-        """The events of which nobody hears now while processes work on them."""
-        return [event for event in self._running() if not self._wanted(event)]
-
-    def _wake(self, asleep: Iterable[Event]) -> None:
-        """Somebody may hear of these from now on."""
-        self._tell_holders([event for event in asleep if self._wanted(event)], live=True)
-
-    def _tell_holders(self, events: Iterable[Event], *, live: bool) -> None:
-        """Tell the processes of these events that somebody listens, or nobody does any more. Where the asker does, they
-        know.
-        """
-        for event in events:
-            connection = event.instance.conn
-            if connection is not None and not event.live:
-                self._bus.send(connection, Frame("listen", event_id=event.id, epoch=event.instance.epoch, live=live))
 
     def leased(self, event: Event, frame: Frame | None) -> None:
         """A process gets the event: it is to send live events if somebody listens. One that has it already is told when
         it is here.
         """
-        if frame is not None and not frame.live:
-            frame.live = self._wanted(event)
+        if frame is not None:
+            event.work.observed = self._is_wanted(event)
+            frame.live = frame.live or event.work.observed
+
+    def here(self, peer: Connection, hello: Hello, now: float) -> None:
+        """An agent's process is back, perhaps with a turn: it may not have heard that somebody listens."""
+        if self._known and peer.instance is not None and peer.instance.leased is not None:
+            peer.instance.leased.work.observed = False
+            self._follow()
+
+    def _follow(self) -> None:
+        """Tell the processes of which somebody begins to hear, or nobody does any more. Where the asker listens, they
+        tell in any case.
+        """
+        for connection in self._bus.presence.connections[AGENTS].values():
+            event = None if connection.instance is None else connection.instance.leased
+            if event is None or event.live or event.work.observed == self._is_wanted(event):
+                continue
+            wanted = event.work.observed = not event.work.observed
+            self._bus.send(connection, Frame("listen", event_id=event.id, epoch=event.instance.epoch, live=wanted))
+
+    def _is_wanted(self, event: Event) -> bool:
+        """Whether somebody hears what its turn tells now."""
+        return any(not one.window.missed and one.hears(event) for one in self._all())
 
     # --- news
 
     def kept(self, event: Event) -> None:
         """The event was accepted."""
-        content = event.content_here
-        span = None if content is None else content.parent_span_id
-        self._tell(event, codec.to_raw(RuntimeEvent(kind="event.accepted")), None, span)
+        self._tell(event, RuntimeEvent(kind="event.accepted"))
 
     def left(self, event: Event, *, ended: bool) -> None:
         """The event has ended, if it is over and was accepted."""
         if ended and event.finished:
-            self._tell(event, codec.to_raw(RuntimeEvent(kind="event.ended", state=event.state)), None, None)
+            self._tell(event, RuntimeEvent(kind="event.ended", state=event.state))
 
-    def _relay(self, event: Event, frame: Frame) -> None:
-        """News of a turn."""
-        self._tell(event, frame.payload, span_of(frame.span_id), span_of(frame.parent_span_id))
+    def _tell(self, event: Event, said: RuntimeEvent) -> None:
+        self._relay(event, Frame("runtime.event", payload=to_raw(said)))
 
-    def _tell(self, event: Event, payload: Raw, span: str | None, parent: str | None) -> None:
-        clients, out, counters = self._clients, self._bus.out, self._bus.counters
-        for one in self._heard(event):
-            if clients.get(one.connection.ident) is not one.connection:
-                continue  # it said goodbye, or hello again
-            if not one.window.full:
-                data = self._encoded(one, event, payload, span, parent)
-                if one.window.take(len(data)):
-                    counters["observed"] += 1
-                    out.append((CLIENTS, one.connection.ident, data))
-                    continue
-            else:
-                one.window.take(0)
-            counters["observed_missed"] += 1
-            if one not in self._behind:
-                self._behind[one] = None
-                self._tell_holders([asleep for asleep in self._asleep() if one.hears(asleep)], live=False)
-
-    def _encoded(self, one: Subscription, event: Event, payload: Raw, span: str | None, parent: str | None) -> bytes:
-        content = event.content_here
+    def _relay(self, event: Event, news: Frame) -> None:
+        """The news of an event, by its holder or by this broker."""
         frame = Frame(
             "observed",
-            id=self._bus.next_id(),
             from_=event.instance.agent,
             instance_key=event.instance.key,
             event_id=event.id,
-            in_reply_to=one.name,
-            trace_id=None if content is None else content.trace_id,
-            span_id=span,
-            parent_span_id=parent,
-            payload=payload,
+            trace_id=None if event.content_here is None else event.content_here.trace_id,
+            span_id=span_of(news.span_id),
+            parent_span_id=span_of(news.parent_span_id),
+            payload=news.payload,
             root_event=event.root,
-            position=one.window.number + 1,
         )
-        return codec.encode_value(frame)
+        for one in [one for one in self._all() if one.hears(event)]:
+            window, data, behind = one.window, b"", one.window.missed
+            if not window.full:
+                frame.id, frame.in_reply_to, frame.position = self._bus.next_id(), one.name, window.number + 1
+                data = encode_value(frame)
+            if window.take(len(data)):
+                self._bus.out.append((CLIENTS, one.connection.ident, data))
+            elif not behind:
+                self._follow()
 
-    def _wanted(self, event: Event) -> bool:
-        """Whether somebody hears what its turn tells now."""
-        return any(not one.window.missed for one in self._heard(event))
 
-    def _heard(self, event: Event) -> list[Subscription]:
-        """The subscriptions that are for this event."""
-        agent, root, by = event.instance.agent, event.root, self._by_wish
-        keys = ((None, None), (agent, None), (None, root), (agent, root))
-        return [one for key in keys for one in by.get(key, ()) if one.hears(event)]
+def _bytes(subscriptions: Iterable[Subscription]) -> int:
+    return sum(one.window.bytes for one in subscriptions)

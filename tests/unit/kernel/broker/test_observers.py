@@ -114,10 +114,12 @@ class Observing:
 
     def reads(self, number: int, name: str = "o1") -> list[Frame]:
         """What comes at once, and with the next tick."""
-        told = self.say(Frame("observed", in_reply_to=name, position=number))
+        return [*self.say(Frame("observed", in_reply_to=name, position=number)), *self.tick()]
+
+    def tick(self) -> list[Frame]:
         self.world.now += 0.2
         self.world.router.tick(self.world.now)
-        return [*told, *self.took()]
+        return self.took()
 
     @property
     def numbers(self) -> list[int | None]:
@@ -180,7 +182,7 @@ def test_a_turn_that_runs_begins_to_tell_and_stops_with_the_last_observer() -> N
     observing.say(Frame("admin", id="u1", payload=to_raw({"op": "unobserve", "subscription": "o2"})))
     assert observing.to_agents == []
     world.router.unreachable(CLIENTS, observing.connection.ident, world.now)
-    observing.took()
+    observing.tick()
     (told,) = observing.to_agents
     assert (told.type, told.event_id, told.live) == ("listen", "c0e0", False)
     assert observing.bus.presence.connections[CLIENTS].get(observing.connection.ident) is None
@@ -267,7 +269,6 @@ def test_who_does_not_read_has_one_gap_and_then_the_news_go_on() -> None:
     assert (frame.stage, frame.position, from_raw(frame.payload, Gap)) == ("gap", 50, Gap(5, 50))
     tell(observing, agent, times=3)
     assert observing.numbers[5:] == [51, 52]
-    assert observing.bus.counters["observed_missed"] == 47
 
 
 def test_while_all_its_observers_miss_its_news_an_agent_need_not_tell_them() -> None:
@@ -322,7 +323,6 @@ def test_a_bad_wish_is_refused(wish: dict[str, Any]) -> None:
     observing = Observing(world)
     assert code(observing.observe(**wish)) == "E_FRAME_INVALID"
     assert observing.to_agents == []
-    assert world.router.bus.counters["observed"] == 0
 
 
 def test_unknown_fields_are_skipped_and_a_repeat_is_the_same_subscription() -> None:
@@ -332,7 +332,6 @@ def test_unknown_fields_are_skipped_and_a_repeat_is_the_same_subscription() -> N
     assert [answer.type for _ in range(3) for answer in observing.say(asked)] == ["reply"] * 3
     tell(observing, agent)
     assert observing.numbers == [1]
-    assert code(observing.say(Frame("admin", payload=asked.payload))[0]) == "E_FRAME_INVALID"
 
 
 def test_who_is_no_operator_is_refused() -> None:
@@ -358,21 +357,21 @@ def test_a_thousand_subscriptions_are_too_many_and_so_are_their_bytes() -> None:
     world, agent = working()
     observing = Observing(world)
     answers = [observing.observe(size=MIN_WINDOW_BYTES) for _ in range(1000)]
-    assert [answer.type for answer in answers] == ["reply"] * 256 + ["error"] * 744
+    assert [answer.type for answer in answers] == ["reply"] * 64 + ["error"] * 936
     tell(observing, agent)
-    assert len(observing.heard) == 256
+    assert len(observing.heard) == 64
     other = Observing(world, client=0)
     assert [other.observe(size=MAX_WINDOW_BYTES).type for _ in range(3)] == ["reply", "reply", "error"]
 
 
-def test_all_windows_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observers, "MAX_ALL_WINDOWS", 3 * MIN_WINDOW_BYTES)
+def test_all_windows_together_have_a_bound_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observers, "MAX_ALL_WINDOWS", 2 * MAX_WINDOW_BYTES)
     world, _ = working()
     one, other = Observing(world, client=0), Observing(world)
-    assert [one.observe(size=MIN_WINDOW_BYTES).type for _ in range(2)] == ["reply"] * 2
-    assert other.observe(size=MIN_WINDOW_BYTES).type == "reply"
+    assert [observing.observe(size=MAX_WINDOW_BYTES).type for observing in (one, other)] == ["reply"] * 2
     assert code(other.observe(size=MIN_WINDOW_BYTES)) == "E_OVERLOADED"
     world.router.unreachable(CLIENTS, one.connection.ident, world.now)
+    other.tick()
     assert other.observe(size=MIN_WINDOW_BYTES).type == "reply"
 
 
@@ -381,5 +380,6 @@ def test_who_said_goodbye_hears_nothing_and_leaves_nothing() -> None:
     observing = Observing(world)
     observing.observe()
     assert [frame.type for frame in observing.say(Frame("bye", id="x"))] == ["reply"]
+    observing.tick()
     tell(observing, agent)
-    assert observing.heard == [] and world.router.bus.counters["observed"] == 0
+    assert observing.heard == []
