@@ -11,10 +11,14 @@ Source: PROTOCOL.md "Traces".
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import lru_cache
 from typing import Final
+
+try:  # hashlib's, of OpenSSL, takes longer to begin than a name takes to digest, and each step has three names
+    import _sha256 as _hashes  # type: ignore[import-not-found]
+except ImportError:  # a later Python has it elsewhere
+    import hashlib as _hashes
 
 _TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
 #: A turn needs the same few spans again and again; each takes some 200 bytes.
@@ -60,4 +64,4 @@ def call_span(call_id: str) -> str:
 
 
 def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return str(_hashes.sha256(name.encode("utf-8", "surrogatepass")).hexdigest())
