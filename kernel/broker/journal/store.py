@@ -51,7 +51,6 @@ CHECKPOINT_PAGES: Final = 2000
 MAX_RECOVERIES: Final = 2
 #: Pages of memory, as SQLite counts them (negative: KiB).
 _WRITER_CACHE: Final = -4096
-_READER_CACHE: Final = -1024
 #: How long the reader waits for the writer (milliseconds). In WAL mode it never has to, but for a checkpoint's restart.
 _BUSY_MS: Final = 2000
 
@@ -59,7 +58,7 @@ Durability = Literal["power", "process"]
 
 
 class JournalStore:
-    """The open file. One thread writes; `find_*` are for one other thread.
+    """The open file. With `power` one thread writes, and `find_*` are for one other thread.
 
     `path` is the file, `durability` what a commit survives, `boot_id` the machine's present boot. `witness` is a file
     in another folder that remembers that there was a journal. None: nobody notices a journal that is gone with its side
@@ -95,8 +94,8 @@ class JournalStore:
                 self._write(left)
             #: Number and digest of the last write that was promised.
             self._last, self._digest = self._meta.last, self._meta.digest
-            self._reader = self._connect()
-            self._reader.execute(f"PRAGMA cache_size = {_READER_CACHE}")
+            # With `power` a thread uses the other connection. With `process` that one has the pages in memory already.
+            self._reader = self._connect() if durability == "power" else self._db
         except sqlite3.Error as error:
             raise tables.start_error(path, error) from None
         except OSError as error:
