@@ -135,6 +135,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
     Feature("model_servers", ("api", "bundle")),
+    Feature("openai_door", ("door",), needs=("serve",)),
     Feature("restart", ("broker", "base")),
     Feature(
         "serve",

@@ -1,18 +1,12 @@
 """A real OAuth server for tests: npm's oidc-provider, and a browser whose person agrees to everything.
 
-The packages are installed once, into the user's cache, by what tests/servers/oidc/package-lock.json says. Without node
-and npm, or without a registry when they are not there yet, the tests are skipped.
+It is installed as tests/npm_fixture.py says. Where it cannot be had, the tests are skipped.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
-import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,15 +15,9 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.machine import FOUND
+from tests import npm_fixture
 
 SOURCES = Path(__file__).parent / "servers" / "oidc"
-#: How long the installation may take (seconds); it takes six with an empty cache of npm.
-INSTALL_S = 40.0
-#: After a failed installation the next tests do not try again for so long (seconds).
-AGAIN_S = 600.0
 #: How long the server and one request of the browser may take (seconds).
 PATIENCE_S = 20.0
 
@@ -53,13 +41,7 @@ class Provider:
 @contextmanager
 def oidc_provider() -> Iterator[Provider]:
     """Start it, and end it. Skips the test where it cannot be had."""
-    folder = _installed()
-    program = SOURCES / "server.mjs"
-    digest = hashlib.sha256(program.read_bytes()).hexdigest()[:16]
-    copy = folder / f"server-{digest}.mjs"  # node looks for packages beside the module
-    if not copy.exists():
-        shutil.copyfile(program, folder / f"{copy.name}.{os.getpid()}")
-        os.rename(folder / f"{copy.name}.{os.getpid()}", copy)
+    copy = npm_fixture.beside(npm_fixture.installed(SOURCES), SOURCES / "server.mjs")
     process = subprocess.Popen(
         ["node", str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -113,40 +95,6 @@ class Browser:
             fields = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', text))
             status, text = self.open(action[1], {**fields, "confirm": "yes"})
         return text
-
-
-def _installed() -> Path:
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    lock = (SOURCES / "package-lock.json").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    folder = cache / "goondan-tests" / f"oidc-{hashlib.sha256(lock).hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = (folder / "lock").open("w")
-    except OSError as error:
-        pytest.skip(f"there is no place for the OAuth server: {error}")
-    failed = folder / "failed"
-    with held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        if failed.exists() and time.time() - failed.stat().st_mtime < AGAIN_S:
-            pytest.skip(f"npm could not install the OAuth server a moment ago: {failed.read_text()}")
-        if not (folder / "done").exists():
-            for name in ("package.json", "package-lock.json"):
-                shutil.copyfile(SOURCES / name, folder / name)
-            options = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
-            command = ["npm", "ci", *options]
-            try:
-                how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": INSTALL_S, "env": FOUND}
-                done = subprocess.run(command, cwd=folder, **how)
-                why = done.stderr[-300:] if done.returncode else ""
-            except subprocess.TimeoutExpired:
-                why = "it took too long"
-            if why:
-                failed.write_text(why)
-                pytest.skip(f"npm could not install the OAuth server: {why}")
-            (folder / "done").touch()
-    return folder
 
 
 def _json(url: str, data: bytes) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""OpenAI's doors: chat completions and responses. An agent is a model."""
