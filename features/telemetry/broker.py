@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from goondan.features.telemetry.wire import TELEMETRY, Exporting
 from goondan.kernel.broker.state.bus import Bus, Core
-from goondan.kernel.broker.state.entities import CONTROL, Connection
+from goondan.kernel.broker.state.entities import Connection
 from goondan.kernel.broker.state.parts import SHORT_BYTES, Op, Part, Take
-from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.control import ProgramWanted
 from goondan.schemas.wire.frames import Frame, Hello
@@ -31,42 +28,20 @@ class Exporter(Part):
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._wanted = TELEMETRY in bus.plan.parts
-        #: The exporter, if it is connected, and what it said last.
-        self._peer: Connection | None = None
-        self._said: Exporting | None = None
+        #: What it has said last: nothing, or one row.
+        self._said: list[Exporting] = []
         self.takes = (Take((TELEMETRY,), "runtime.event", self.said, SHORT_BYTES),)
         self.ops = (Op(TELEMETRY, self.tell),)
 
-    def revise(self, plan: KernelPlan) -> None:
-        """The environment of a kernel stays, and so does its wish to export."""
-        self._wanted = TELEMETRY in plan.parts
-        self._ask_for_it()
-
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
-        """The supervisor has connected: ask it for the exporter. Or that has connected."""
-        if peer.cls == CONTROL and peer.claims.agent == TELEMETRY:
-            self._peer = peer
-        elif peer is self._bus.control:
-            self._ask_for_it()
-
-    def gone(self, peer: Connection, now: float) -> None:
-        """The exporter may be gone: the supervisor starts it again. What it had said stays."""
-        if peer is self._peer:
-            self._peer = None
+        """The supervisor has connected: ask it for the exporter, which may run already."""
+        if peer is self._bus.control and TELEMETRY in self._bus.plan.parts:
+            self._bus.tell_supervisor(ProgramWanted(TELEMETRY))
 
     def said(self, connection: Connection, frame: Frame, now: float) -> None:
         """`runtime.event` from the exporter."""
-        self._said = from_raw(frame.payload, Exporting)
+        self._said = [from_raw(frame.payload, Exporting)]
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`{op: "telemetry"}`: a list of one row, Exporting with `connected`, or of none."""
-        rows = []
-        if self._wanted:
-            said = {} if self._said is None else msgspec.to_builtins(self._said)
-            rows.append({**said, "connected": self._peer is not None})
-        self._bus.reply(connection, frame.id, {TELEMETRY: rows})
-
-    def _ask_for_it(self) -> None:
-        if self._wanted and self._peer is None and self._bus.control is not None:
-            self._bus.tell_supervisor(ProgramWanted(TELEMETRY))
+        """`{op: "telemetry"}`: a list of one row, Exporting, or of none."""
+        self._bus.reply(connection, frame.id, {TELEMETRY: self._said})

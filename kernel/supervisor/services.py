@@ -180,7 +180,7 @@ class Launches:
         arguments += program.arguments(self._options.state_dir)
         env = spawn.environment(os.environ, program.variables)
         given = [token_fd]
-        if secrets := {name: os.fsencode(os.environ[name]) for name in program.secrets if name in os.environ}:
+        if secrets := {name: os.environb[name] for name in map(os.fsencode, program.secrets) if name in os.environb}:
             given.append(spawn.memory_file("secrets", msgspec.msgpack.encode(secrets)))
             arguments += ["--secrets-fd", str(given[-1])]
         return Launch(module=program.module, arguments=arguments, env=env, pass_fds=given)

@@ -191,8 +191,8 @@ def _of(agent: str | None, instance: str | None) -> str:
     return "" if agent is None and instance is None else f" of {agent or 'any agent'}/{instance or 'any instance'}"
 
 
-#: Notes of one turn that are read: more than maxStepsPerTurn steps with a hundred calls each.
-MAX_NOTES: Final = 20_000
+#: Notes of one turn that are read: all that an instance keeps.
+MAX_NOTES: Final = 50_000
 
 
 _LAST: Final = "SELECT seq FROM turns ORDER BY started_at DESC, seq DESC LIMIT 1"
@@ -257,7 +257,7 @@ def _chosen(db: sqlite3.Connection, which: Which) -> list[int]:
 def _turn(db: sqlite3.Connection, place: ConversationFile, seq: int, since: str | None) -> Trace:
     row = db.execute(_TURN, (seq,)).fetchone()
     turn_id, event_id, attempt, status, started_at, ended_at, answer, trace_id, parent, waited_ms, first_note = row
-    said = _answer(answer)
+    said = answer_of(answer)
     found = {
         "turnId": turn_id,
         "eventId": event_id,
@@ -307,7 +307,7 @@ def _is_over(last_at: str, since: str | None) -> bool:
     return since is None or (heard is not None and began is not None and heard < began)
 
 
-def _answer(data: bytes | None) -> frames.Answer | None:
+def answer_of(data: bytes | None) -> frames.Answer | None:
     """How the turn ended, as its agent said; None when it says nothing that can be read."""
     try:
         return None if data is None else msgspec.msgpack.decode(data, type=frames.AgentEvent).answer

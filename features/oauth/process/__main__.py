@@ -10,18 +10,17 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from goondan.features.oauth import process, wire
 from goondan.features.oauth.process import authority, vault
 from goondan.kernel.paths import key_file, root_of
-from goondan.schemas.system import secrecy, startup
-from goondan.schemas.text.visible import visible_line
+from goondan.kernel.supervisor import program_start
+from goondan.schemas.system import secrecy
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
@@ -30,8 +29,6 @@ from goondan.schemas.wire.frames import ErrorPayload, Frame, Welcome
 #: How long open requests may take when the process is told to leave (seconds). A refresh that is cut off may lose its
 #: token.
 LEAVE_S: Final = 0.7
-#: How long queued frames may take to leave (seconds).
-LINGER_S: Final = 0.2
 
 _decode = msgspec.msgpack.Decoder(wire.Order).decode
 log = logging.getLogger("oauth")
@@ -54,24 +51,13 @@ class Keeper:
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, ready: Callable[[], None]) -> int:
+    async def run(self, options: argparse.Namespace) -> int:
         """Serve until SIGTERM, or until the broker refuses us. Raises GoondanError without a welcome."""
-        loop, leave = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, leave.set)
-        await self.link.start()
-        ready()
-        told: asyncio.Future[Any] = asyncio.ensure_future(leave.wait())
-        over: asyncio.Future[Any] = self.link.closed
-        await asyncio.wait({told, over}, return_when=asyncio.FIRST_COMPLETED)
-        left = self.link.closed.done()
-        waiting = set(self._tasks)
-        if waiting and not left:
-            await asyncio.wait(waiting, timeout=LEAVE_S)
-        told.cancel()
+        await (await program_start.begin(self.link, options))
+        if self._tasks and not self.link.closed.done():
+            await asyncio.wait(set(self._tasks), timeout=LEAVE_S)
         await self.authority.close()
-        await self.link.close(LINGER_S)
-        return 1 if left else 0
+        return await program_start.end(self.link)
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.authority.serve(from_raw(welcome.spec, wire.TokensSpec).apps)
@@ -111,46 +97,21 @@ class Keeper:
 def main(arguments: list[str] | None = None) -> int:
     """Serve until the end. Returns 0, 1 when the broker refused us, or 2 for bad usage."""
     secrecy.close_memory()
-    parser = argparse.ArgumentParser(
-        prog="python -m goondan.features.oauth.process", description="Holds OAuth tokens for a kernel."
-    )
-    parser.add_argument("--endpoint", required=True, help="the broker's control socket, ipc://DIR/control.sock")
-    parser.add_argument("--token-fd", type=int, help="descriptor to read the launch token from")
-    parser.add_argument("--token-file", help="file to read the launch token from")
-    parser.add_argument("--state-dir", required=True, help="the workspace's state directory")
+    parser = program_start.parser("goondan.features.oauth.process", "Holds OAuth tokens for a kernel.")
     parser.add_argument("--key-file", help="the key that tokens are encrypted with (default: see docs/oauth.md)")
-    parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when the broker has welcomed us")
-    parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
-    parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours)")
     options = parser.parse_args(arguments)
-    startup.close_to_others()
-    startup.die_with_parent(options.parent_pid)
-    startup.set_process_name("gdn-oauth")
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s oauth %(message)s")
     for noisy in ("httpx2", "httpcore2", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    waiting: int | None = options.ready_fd
     key = options.key_file or key_file(os.environ, os.path.expanduser("~"), process.KEY_NAME)
     root = root_of(options.state_dir)
 
     def open_vault() -> vault.Vault:
         return vault.Vault(f"{options.state_dir}/oauth", root, vault.read_or_make(key, root))
 
-    def ready() -> None:
-        nonlocal waiting
-        waiting = None
-        startup.report_ready(options.ready_fd)
+    async def life(token: str) -> int:
+        return await Keeper(options.endpoint, token, open_vault, options.broker_uid).run(options)
 
-    async def life() -> int:
-        return await Keeper(options.endpoint, token, open_vault, options.broker_uid).run(ready)
-
-    try:
-        token = startup.read_token(options.token_fd, options.token_file)
-        return asyncio.run(life())
-    except GoondanError as error:
-        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
-        startup.report_failure(waiting, error.info)
-        return 2 if error.info.code == "E_USAGE" else 1
+    return program_start.run(wire.OAUTH, options, life)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The exporter: `python -m goondan.features.telemetry.process`, a program that the supervisor runs when the environment
 names an OTLP collector.
 
-It reads what agents store, as `gdn trace` does, so no turn waits for it and none is lost with it. `rules.py` makes
-spans of notes. `reading.py`, `position.py` and `collector.py` have the files and the server, `exporter.py` decides.
+It reads what agents store, as `gdn trace` does, so no turn waits for it and none is lost with it. `spans.py` makes
+spans of a turn, `collector.py` has the server, and `exporter.py` the rest.
 
 Source: docs/traces.md; docs/design/traces.md.
 """
@@ -18,7 +18,8 @@ from goondan.kernel.supervisor.programs import Program
 
 #: "true": texts, arguments and results are exported as well.
 CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-#: What is spoken; only the one.
+#: What is spoken, and the variables that can ask for something else.
+SPOKEN: Final = "http/protobuf"
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 #: Variables of each of which there is one for traces and one for everything.
 _BOTH: Final = ("TIMEOUT", "COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
@@ -26,15 +27,11 @@ _BOTH: Final = ("TIMEOUT", "COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "
 SECRETS: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 
 
-def _arguments(state_dir: str) -> list[str]:
-    return ["--state-dir", state_dir]
-
-
 #: The collector may be behind the same proxy as the servers of models.
 PROGRAM: Final = Program(
     TELEMETRY,
     "goondan.features.telemetry.process",
-    _arguments,
+    lambda state_dir: ["--state-dir", state_dir],
     spawn.AGENT_ENVIRONMENT.union(
         ENDPOINTS,
         PROTOCOLS,

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
 )
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes
 from opentelemetry.semconv.schemas import Schemas
 from pytest_genai_semconv import assert_genai_span_compliant
 
-from goondan.features.telemetry.process import collector, conventions
-from goondan.features.telemetry.process.collector import Collector, outcome_of
-from goondan.features.telemetry.process.rules import Note, Span, TurnRow, TurnSpans
-from tests.features.telemetry.turns import ASKER, TRACE, at, simple
+from goondan.features.telemetry.process import collector
+from goondan.features.telemetry.process import spans as of_turns
+from goondan.features.telemetry.process.collector import Collector, Sent
+from goondan.features.telemetry.process.spans import CONTENTS, SCOPE, SpansOf
+from goondan.kernel.traces.rules.tree import grow
+from goondan.kernel.traces.rules.turn import Note, Trace, Waits, tell
+from tests.features.telemetry.turns import ASKER, TRACE, at, ids, simple
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -83,135 +91,135 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made.server_close()
 
 
-def spans() -> list[tuple[str, Span]]:
-    """Those of a turn with one of each, contents included."""
-    row = TurnRow(
-        turn_id="t-1", event_id="e-1", agent="main", instance_key="k", attempt=1, status="completed",
-        started_at=at(0), ended_at=at(100), parent_id=ASKER,
+def spans(answer: str | None = None) -> list[ReadableSpan]:
+    """Those of a turn with one of each."""
+    row = Trace(
+        turn_id="t-1", event_id="e-1", agent="main", instance_key="k", attempt=1, status="completed", steps=[],
+        started_at=at(0), ended_at=at(100), trace_id=TRACE, parent_span_id=ASKER, waits=Waits(queue_ms=7), message="hi",
     )  # fmt: skip
-    turn = TurnSpans(row, lambda call: (None, None))
-    found: list[Span] = []
-    for number, (kind, ms, detail, parent) in enumerate(simple("t-1"), 1):
-        found += turn.take(Note(number, kind, at(ms), detail or "", parent))
-    found += turn.finish(row, 99, {conventions.INPUT_MESSAGES: "[]"})
-    return [(TRACE, span) for span in found]
+    (turn,) = grow([tell(row, [Note(kind, at(ms), detail) for kind, ms, detail, _ in simple("t-1")])], at(100))
+    turn.message = "hi"
+    return list(SpansOf(turn, Resource.create({"service.name": "goondan"}), answer))
 
 
 def test_spans_are_sent_as_opentelemetry_has_them(server: Server) -> None:
-    assert Collector("0.1").send(spans())[:2] == ("taken", 0)
+    assert Collector().deliver(spans()).outcome == "taken"
     (headers,) = server.headers
     assert headers["api-key"] == "sesame open"
-    request = ExportTraceServiceRequest.FromString(server.bodies[0])
-    (of,) = request.resource_spans
-    resource = {item.key: item.value.string_value for item in of.resource.attributes}
-    assert (resource["service.name"], resource["service.version"]) == ("goondan", "0.1")
-    assert of.scope_spans[0].schema_url == conventions.SCHEMA_URL
+    (of,) = ExportTraceServiceRequest.FromString(server.bodies[0]).resource_spans
+    assert {item.key: item.value.string_value for item in of.resource.attributes}["service.name"] == "goondan"
+    assert of.scope_spans[0].schema_url == SCOPE.schema_url
+    assert [span.span_id.hex() for span in server.spans] == ids("t-1")
     chat, tool, step, turn = server.spans
     assert turn.trace_id.hex() == TRACE
     assert (turn.parent_span_id.hex(), turn.links[0].span_id.hex()) == (ASKER, ASKER)
     assert (chat.parent_span_id, tool.parent_span_id, step.parent_span_id) == (step.span_id, step.span_id, turn.span_id)
     assert chat.end_time_unix_nano - chat.start_time_unix_nano == 39_000_000
-    assert (chat.kind, turn.kind) == (3, 1)
+    assert (chat.name, chat.kind, tool.name, turn.name, turn.kind) == (
+        *("chat m", 3, "execute_tool shell__run", "invoke_agent main", 1),
+    )
 
 
-def test_every_name_is_of_the_conventions_in_the_version_that_we_say(server: Server) -> None:
+def test_waiting_receipts_and_money_are_attributes_and_contents_only_if_they_are_wanted() -> None:
+    chat, tool, _, turn = (span.attributes or {} for span in spans())
+    assert (chat["gen_ai.provider.name"], chat["gen_ai.response.model"]) == ("openai", "m-2")
+    assert (chat["goondan.model.waited_ms"], chat["goondan.cost.USD"]) == (20, 0.005)
+    assert (turn["goondan.wait.queue_ms"], turn["goondan.wait.place_ms"]) == (5, 2)
+    assert turn["goondan.wait.person_ms"] == 34  # of 38 ms, the jail had four
+    assert (tool["goondan.receipt.denied"], tool["goondan.receipt.cpu_ms"]) == (["b:80"], 3)
+    assert tool["goondan.refused.by"] == "grant"
+    assert not any(set(CONTENTS) & set(span.attributes or {}) for span in spans())
+    whole = [span.attributes or {} for span in spans("done")]
+    assert (whole[1][CONTENTS[2]], whole[1][CONTENTS[3]]) == ('{"a":1}', '"done"')
+    told = [json.loads(str(whole[3][name])) for name in CONTENTS[:2]]
+    assert [(one["role"], one["parts"][0]["content"]) for (one,) in told] == [("user", "hi"), ("assistant", "done")]
+
+
+def test_every_name_is_of_the_conventions_in_the_version_that_we_say() -> None:
     modules = (gen_ai_attributes, error_attributes)
     known = {value for module in modules for name, value in vars(module).items() if name.isupper()}
-    assert conventions.SCHEMA_URL in [schema.value for schema in Schemas]
-    for _, span in spans():
-        assert all(name in known for name in span.attributes if not name.startswith("goondan."))
-        if span.attributes.get("gen_ai.operation.name"):
-            kind = SimpleNamespace(name=span.kind.upper())
-            assert_genai_span_compliant(SimpleNamespace(name=span.name, kind=kind, attributes=span.attributes))
-    literals = {value for value in vars(conventions).values() if isinstance(value, str) and value.startswith("gen_ai.")}
-    assert literals <= known
+    assert SCOPE.schema_url in [schema.value for schema in Schemas]
+    for span in spans("done"):
+        assert all(name in known for name in span.attributes or {} if not name.startswith("goondan."))
+        if "gen_ai.operation.name" in (span.attributes or {}):
+            assert_genai_span_compliant(span)
+    source = Path(of_turns.__file__).read_text()
+    literals = set(re.findall(r'"((?:gen_ai|error)\.[a-z_.]+)"', source))
+    assert literals - {"gen_ai.usage"} <= known
+    assert len(literals) > 15
 
 
 @pytest.mark.parametrize(
     ("status", "outcome"),
-    [(200, "taken"), (400, "bad"), (413, "smaller"), (500, "broken"), (401, "later"), (404, "later"), (302, "later")],
+    [(200, "taken"), (400, "bad"), (413, "smaller"), (500, "bad"), (401, "later"), (404, "later"), (302, "later")],
 )
 def test_what_an_answer_means(server: Server, status: int, outcome: str) -> None:
-    server.answer = lambda request: say(
-        request, status, b"\x1b[2J secret", Location=f"http://127.0.0.1:{server.server_port}/"
-    )
-    said = Collector("0.1").send(spans())
-    assert said[0] == outcome == outcome_of(status)
-    assert said[3] == f"it answered {status}"
+    there = f"http://127.0.0.1:{server.server_port}/"
+    server.answer = lambda request: say(request, status, b"\x1b[2J secret", Location=there)
+    assert Collector().deliver(spans()) == Sent(outcome, 0.0, f"it answered {status}")  # type: ignore[arg-type]
     assert len(server.bodies) == 1
 
 
 def test_a_collector_that_has_no_time_says_for_how_long(server: Server) -> None:
     server.answer = lambda request: say(request, 429, Retry_After="77", Set_Cookie="a=b")
-    sender = Collector("0.1")
-    assert sender.send(spans()) == ("later", 0, 77.0, "it answered 429")
+    sender = Collector()
+    assert sender.deliver(spans()) == Sent("later", 77.0, "it answered 429")
     server.answer = lambda request: say(request, 503, Retry_After="1e999")
-    assert sender.send(spans())[2] == collector.MAX_WAIT_S
+    assert sender.deliver(spans()).retry_s == collector.MAX_WAIT_S
     assert "cookie" not in server.headers[-1]
 
 
-def test_spans_that_a_collector_refuses_are_counted_and_garbage_is_not_read(server: Server) -> None:
-    told = ExportTraceServiceResponse()
-    told.partial_success.rejected_spans = 3
-    server.answer = lambda request: say(request, 200, told.SerializeToString())
-    sender = Collector("0.1")
-    assert sender.send(spans())[:2] == ("taken", 3)
-    server.answer = lambda request: say(request, 200, b"\xff" * 1000, Content_Encoding="gzip")
-    assert sender.send(spans())[:2] == ("taken", 0)
-
-
 def test_a_hundred_megabytes_back_are_not_read(server: Server) -> None:
+    sent = 0
+
     def flood(request: BaseHTTPRequestHandler) -> None:
+        nonlocal sent
         request.send_response(200)
         request.send_header("Content-Length", str(100 << 20))
+        request.send_header("Content-Encoding", "gzip")
         request.end_headers()
         try:
-            for _ in range(100):
-                request.wfile.write(bytes(1 << 20))
+            while sent < 100:
+                request.wfile.write(b"\xff" * (1 << 20))
+                sent += 1
         except OSError:
             request.close_connection = True
 
     server.answer = flood
-    sender = Collector("0.1")
     tracemalloc.start()
-    assert sender.send(spans())[0] == "taken"
+    assert Collector().deliver(spans()).outcome == "taken"
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
+    assert sent < 50
 
 
-def test_a_collector_that_closes_or_says_nothing_or_drips_is_tried_again_later(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sender = Collector("0.1")
+def test_a_collector_that_closes_or_says_nothing_is_tried_again_later(server: Server) -> None:
+    sender = Collector()
     server.answer = lambda request: request.connection.close()
-    assert sender.send(spans())[0] == "later"
+    assert sender.deliver(spans()).outcome == "later"
     let_go = threading.Event()
     server.answer = lambda request: (let_go.wait(10), None)[1]
     began = time.monotonic()
-    assert sender.send(spans())[0] == "later"
+    assert sender.deliver(spans()).outcome == "later"
     assert time.monotonic() - began < 8
     let_go.set()
-    monkeypatch.setattr(collector, "ANSWER_S", 0.3)
 
+
+def test_an_answer_that_never_ends_ends_the_program(server: Server) -> None:
     def drip(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", "1000")
-        request.end_headers()
         try:
-            for _ in range(100):
+            request.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
+            while True:
                 request.wfile.write(b"x")
+                request.wfile.flush()
                 time.sleep(0.05)
         except OSError:
             request.close_connection = True
 
     server.answer = drip
-    began = time.monotonic()
-    assert sender.send(spans())[0] == "taken"
-    assert time.monotonic() - began < 3
-
-
-def test_numbers_that_are_too_large_and_broken_text_spoil_no_batch(server: Server) -> None:
-    made = spans()
-    made[0][1].attributes |= {"gen_ai.usage.input_tokens": 1 << 80, "goondan.x": -(1 << 80)}
-    assert Collector("0.1").send(made)[0] == "taken"
-    assert len(server.spans) == 4
+    code = (
+        "from goondan.features.telemetry.process import collector; collector.STUCK_S = 0.5;"
+        "collector.Collector().deliver([])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False)
+    assert done.returncode == 1
