@@ -34,7 +34,7 @@ from goondan.schemas.wire.frames import (
     ReplyTo,
 )
 from goondan.schemas.wire.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
-from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire.runtime_events import Gap, RuntimeEvent
 from goondan.schemas.wire.tokens import Claims, mint
 from tests.checks import there
 from tests.unit.kernel.broker.swarm import TOOL
@@ -164,8 +164,11 @@ class Client(Actor):
         self.asks = 0
         #: Event id -> the epochs under which it was spoken of, in the order of hearing.
         self.heard: dict[str, list[int]] = {}
-        #: What it was told as an observer.
+        #: It observes all turns, with a window of so many events; 0: it does not. What it was told, and of each
+        #: subscription of this connection the last number.
+        self.observes = 0
         self.observed: list[Frame] = []
+        self.numbers: dict[str | None, int] = {}
 
     def ask(
         self,
@@ -211,9 +214,29 @@ class Client(Actor):
         """The code with which the turn of an event of its own has failed."""
         return there(there(self.answers[event_id][0].answer).error).code
 
+    def on_welcome(self) -> None:
+        self.numbers = {}
+        if self.observes:
+            asked = {"op": "observe", "events": self.observes, "bytes": 1 << 20}
+            self.submit("post", Frame("admin", payload=to_raw(asked)), ("observe",))
+
+    def observe(self, frame: Frame) -> None:
+        """Look whether numbers are missing that no gap names. Now and then, say what is read."""
+        name, number = frame.in_reply_to, frame.position or 0
+        if self.observed and self.observed[-1].id == frame.id:
+            return  # it came twice
+        self.observed.append(frame)
+        first = from_raw(frame.payload, Gap).first if frame.stage == "gap" else number
+        assert first == self.numbers.get(name, 0) + 1, f"{first} comes behind {self.numbers}"
+        self.numbers[name] = number
+        if len(self.observed) % 2 == 0 or frame.stage == "gap":
+            self.send(Frame("observed", in_reply_to=name, position=number))
+
     def on_settled(self, settled: Settled) -> None:
         event_id = settled.entry.waiter
-        if isinstance(event_id, tuple) and event_id[0] == "delete":
+        if event_id == ("observe",):
+            assert settled.error is None, settled.error
+        elif isinstance(event_id, tuple) and event_id[0] == "delete":
             if settled.frame is not None:
                 self.deleted[event_id[1]] = from_raw(settled.frame.payload, dict)["state"]
             elif settled.error is not None:
@@ -232,7 +255,7 @@ class Client(Actor):
 
     def on_frame(self, frame: Frame) -> None:
         if frame.type == "observed":
-            self.observed.append(frame)
+            self.observe(frame)
             return
         assert frame.type == "runtime.event", f"a client was sent {frame.type}"
         heard = self.heard[frame.event_id or ""]
@@ -280,6 +303,8 @@ class Agent(Actor):
             return
         if frame.type == "tool.cancel":
             self.cancel(frame)
+            return
+        if frame.type == "listen":
             return
         assert frame.type == "event", frame.type
         if frame.asynchronous and frame.epoch is None:

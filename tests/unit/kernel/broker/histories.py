@@ -66,6 +66,8 @@ SERIES_WRITES: Final = 50
 REAL_JOURNAL_EVERY: Final = 13
 #: Every so often what an event says is in the journal only while it waits.
 LETS_GO_EVERY: Final = 3
+#: Every so often a client observes, with a small window.
+OBSERVED_EVERY: Final = 7
 #: Where real journals of histories lie, so that no disk slows them down.
 RAM: Final = "/dev/shm"
 
@@ -95,9 +97,9 @@ def history(number: int) -> World:
 def _dice(number: int, journal: BothJournals | None, monkeypatch: pytest.MonkeyPatch) -> World:
     """Anything may happen at any time.
 
-    In every other one the payloads of events, answers, calls and results are large, and lie in files. In every fifth
-    the broker has room for a few events only, so that many are refused and sent again. In every third the journal is
-    slow, and the broker goes on meanwhile.
+    In every seventh a client observes all turns. In every other one the payloads of events, answers, calls and results
+    are large, and lie in files. In every fifth the broker has room for a few events only, so that many are refused and
+    sent again. In every third the journal is slow, and the broker goes on meanwhile.
     """
     if number // 2 % 2 == 1:
         monkeypatch.setattr("goondan.schemas.wire.peer.INLINE_FRAME_BYTES", 40)
@@ -109,6 +111,7 @@ def _dice(number: int, journal: BothJournals | None, monkeypatch: pytest.MonkeyP
         max_live_agents=live, max_open_events=room, handlers_ask=number % 2 == 1, journal=journal, parts=parts
     )
     world.slow_disk = number % 3 == 1
+    world.clients[1].observes = 3 if number % OBSERVED_EVERY == 0 else 0
     names = NAMES + KILLS + SETTLED * world.slow_disk
     longest = LONGEST_STEPS if number >= TESTED or number % 5 == 0 else SHORTER_STEPS
     for _ in range(dice.randrange(10, longest)):
