@@ -33,8 +33,10 @@ from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
 from goondan.schemas.transport import ROUTING_ID_BYTES
 from goondan.schemas.wire import codec, errors
 
-#: How soon a send to a peer that could take no more is tried again (seconds).
+#: How soon a send to a peer that could take no more is tried again (seconds), and how late, when no such peer takes
+#: anything: one that was stopped shall not keep the broker busy.
 BLOCKED_RETRY_S: Final = 0.002
+STUCK_RETRY_S: Final = 0.1
 #: How long greeting and READY may take (milliseconds).
 HANDSHAKE_MS: Final = 10_000
 #: Connections that wait to be accepted, for each class.
@@ -72,6 +74,8 @@ class LibzmqTransport:
         self._blocked: dict[tuple[int, bytes], deque[bytes]] = {}
         self._waiting = 0
         self._waiting_for: Counter[tuple[int, bytes]] = Counter()
+        #: When it is tried again (the broker's clock), and how long that is after the last try.
+        self._retry_at, self._retry_s = 0.0, BLOCKED_RETRY_S
         #: The peers that `send` tells of next.
         self._gone: list[tuple[int, bytes]] = []
 
@@ -113,18 +117,21 @@ class LibzmqTransport:
     def wait(self, seconds: float, now: float) -> bool:
         """Sleep until there is something to do. Whether there was."""
         due = self.due
+        if self._blocked:
+            if now >= self._retry_at:
+                self._retry_s = BLOCKED_RETRY_S if self._retry() else min(2 * self._retry_s, STUCK_RETRY_S)
+                self._retry_at = now + self._retry_s
+            seconds = min(seconds, self._retry_at - now)
         for cls in self._sent_on:
             if not due[cls] and self._receivers[cls][1](_EVENTS) & _POLLIN:
                 due[cls], seconds = True, 0.0
         self._sent_on.clear()
-        ready = self._epoll.poll(min(seconds, BLOCKED_RETRY_S) if self._blocked else seconds)
+        ready = self._epoll.poll(seconds)
         classes = self._classes
         for fd, _ in ready:
             signalled = classes.get(fd)
             if signalled is not None:
                 due[signalled] = True
-        if self._blocked:
-            self._retry()
         return bool(ready) or any(due)
 
     def receive(self, cls: int, quota: int) -> Sequence[tuple[bytes, bytes]]:
@@ -191,8 +198,9 @@ class LibzmqTransport:
     def tick(self, now: float) -> None:
         """Nothing: libzmq has clocks of its own."""
 
-    def _retry(self) -> None:
-        """Try again to send what peers did not take."""
+    def _retry(self) -> bool:
+        """Try again to send what peers did not take. Whether one took something."""
+        before = self._waiting
         for (cls, ident), queue in list(self._blocked.items()):
             send = self._senders[cls]
             self._sent_on.add(cls)
@@ -209,13 +217,16 @@ class LibzmqTransport:
                 if error.errno != errno.EHOSTUNREACH:
                     raise
                 self._give_up(cls, ident)
+        return self._waiting < before
 
     def _block(self, cls: int, ident: bytes, data: bytes) -> None:
         """A peer takes no more: keep its frames in order, or give a peer up that has too many."""
         if isinstance(data, Lossy):
             self._counters["live_dropped"] += 1
             return
-        self._blocked.setdefault((cls, ident), deque()).append(data)
+        if (cls, ident) not in self._blocked:
+            self._blocked[cls, ident], self._retry_s, self._retry_at = deque(), BLOCKED_RETRY_S, 0.0
+        self._blocked[cls, ident].append(data)
         self._waiting += len(data)
         self._waiting_for[cls, ident] += len(data)
         if self._waiting_for[cls, ident] > MAX_WAITING_PEER or self._waiting > MAX_WAITING_ALL:

@@ -13,6 +13,8 @@ from tests.unit.kernel.broker.world import World, host, run
 
 #: From the client's event to its word that it has the answer, without the transport and the journal. It was 241.
 MOST = 141
+#: What an observer adds to it that reads nothing. The whole kernel makes some thousand calls in a turn.
+BEHIND = 40
 #: What is sent meanwhile.
 TOLD = ["ack", "event", "tool.call", "tool.result", "ack", "event", "ack"]
 
@@ -60,3 +62,21 @@ def test_a_turn_calls_few_functions(world: World) -> None:
         told = run_turn(world, frames)
     assert [decode(data).type for _, _, data in told] == TOLD
     assert len(called) <= MOST, f"{len(called)} calls of a turn; what was added is needed in each turn?"
+
+
+def test_an_observer_that_is_behind_costs_a_turn_few_calls(world: World) -> None:
+    world.host.work()
+    run(world)
+    (asker, observer, *_) = world.router.bus.presence.connections[CLIENTS].values()
+    beside = (__file__, sys.modules[type(world.journal).__module__].__file__)
+    counts = []
+    for number in range(1, 5):
+        frames = frames_of_a_turn(world, asker, f"e{number + 1}")
+        with python_calls(lambda code: code.co_filename not in beside) as called:
+            told = run_turn(world, frames)
+        counts.append(len(called))
+        assert [decode(data).type for _, _, data in told if decode(data).type != "observed"] == TOLD
+        if number == 2:  # it reads nothing: the news of the next turn fill its window
+            wish = Frame("admin", id="o1", payload=to_raw({"op": "observe", "events": 1, "bytes": 1 << 20}))
+            run_turn(world, [(observer, encode(wish))])
+    assert counts[3] - counts[1] <= BEHIND, counts
