@@ -26,6 +26,7 @@ from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.spawn import command, environment, start_program
 from goondan.kernel.start import import_whole
 from goondan.kernel.traces.logs import open_log
+from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload
 
@@ -60,7 +61,10 @@ def words_of(name: str, value: str) -> list[str]:
 
 
 def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:
-    """Start it beside the kernel of this place, which is ready. Returns what it says of itself. Raises GoondanError."""
+    """Start it beside the kernel of this place, which is ready. Returns what it says of itself. Raises GoondanError.
+
+    A record in the state says that it runs, for `gdn ps`.
+    """
     reading, writing = os.pipe()
     log: int | None = None
     try:
@@ -79,13 +83,53 @@ def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:
         if log is not None:
             os.close(log)
     try:
-        return _told(reading, f"gdn {words[0]}")
+        document = _told(reading, f"gdn {words[0]}")
+        record = Beside(words[0], pid, _ticks(pid), str(document.get("text", "")), rfc3339(time.time()))
+        with suppress(OSError), open(_record(place.state_dir, words[0]), "wb") as file:
+            file.write(msgspec.json.encode(record))
+        return document
     except GoondanError:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         raise
     finally:
         os.close(reading)
+
+
+class Beside(msgspec.Struct):
+    """What runs beside a kernel, as its record in the state says."""
+
+    #: The name of its command.
+    name: str
+    #: Its process.
+    pid: int
+    #: When that began (ticks since the machine did): another process may have the number later.
+    ticks: int
+    #: What it says of itself.
+    text: str
+    #: When it was ready: RFC 3339.
+    since: str
+
+
+def running(state_dir: str) -> list[Beside]:
+    """What runs beside the kernel of a workspace."""
+    found = []
+    for name in offered():
+        with suppress(OSError, msgspec.DecodeError), open(_record(state_dir, name), "rb") as file:
+            one = msgspec.json.decode(file.read(MAX_DOCUMENT), type=Beside)
+            if _ticks(one.pid) == one.ticks:
+                found.append(one)
+    return found
+
+
+def _record(state_dir: str, name: str) -> str:
+    return f"{state_dir}/beside-{name}.json"
+
+
+def _ticks(pid: int) -> int:
+    """When a process began. Raises OSError when there is none."""
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[19])
 
 
 def _told(reading: int, name: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from typing import BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
+from goondan.features import FEATURES
 from goondan.kernel.supervisor.programs import programs
 
 SUFFIX: Final = ".log"
@@ -197,7 +198,14 @@ class _Said(Struct, rename="camel"):
 
 def roles() -> tuple[str, ...]:
     """The processes that have one log."""
-    return ("supervisor", "broker", "toolhost", "forkserver", *programs())
+    return (
+        "supervisor",
+        "broker",
+        "toolhost",
+        "forkserver",
+        *programs(),
+        *(name for row in FEATURES for name in row.beside),
+    )
 
 
 def is_wanted(role: str, wanted: str | None) -> bool:

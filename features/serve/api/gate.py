@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,6 +71,15 @@ class Way(Route):
         self.methods = {*methods}  # HEAD is not served
         self.role = role
         self.max_body = max_body if {*methods} - {"GET"} else 0
+
+
+def _place_of(error: BaseException) -> str:
+    """What an exception is and where it was raised. What it says may be a caller's."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = "nowhere" if at is None else f"{os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}"
+    return f"{type(error).__name__} at {where}"
 
 
 class Gate:
@@ -227,8 +237,8 @@ class _Exchange:
             await self._refuse(error, status_of(error.info.code))
         except HTTPException as error:
             await self._refuse(fail("E_DOOR_REQUEST", str(error.detail)[:200]), error.status_code)
-        except Exception:
-            _LOG.exception("a request has failed")
+        except Exception as error:
+            _LOG.error("a request has failed: %s", _place_of(error))
             await self._refuse(fail("E_INTERNAL", "the request has failed, and the log says why"), 500)
 
     async def _let_in(self, head: Head) -> None:

@@ -21,6 +21,7 @@ from msgspec import UNSET
 from goondan.kernel import lock
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import ByHand, by_hand
+from goondan.kernel.cli.beside import Beside, running
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, ask_broker, ask_kernel, learned
 from goondan.kernel.cli.output import OPERATOR_NOTE, columns, emit
 from goondan.kernel.cli.rules.plain import one_line
@@ -72,7 +73,13 @@ def ps(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool) -> 
         rows, copy = reply.processes or [], reply.private_copy
     elif (broker := by_hand(place)) is not None:
         rows = external(broker)
+    rows += [_row(one) for one in (running(place.state_dir) if rows else ())]
     emit(rows, _shown_processes(rows, place.bundle, copy))
+
+
+def _row(one: Beside) -> ProcessInfo:
+    """A row for what runs beside the kernel."""
+    return ProcessInfo(role="beside", name=one.name, pid=one.pid, status=one.text or "running", since=one.since)
 
 
 def _shown_processes(rows: list[ProcessInfo], bundle: str, copy: str | None) -> Iterator[str]:

@@ -56,6 +56,10 @@ async def quiet(request: Request) -> Response:
     return Response()
 
 
+async def deaf(request: Request) -> Response:
+    return PlainTextResponse("no matter what")
+
+
 async def fails(request: Request) -> Response:
     match request.path_params["how"]:
         case "code":
@@ -84,6 +88,7 @@ WAYS = [
     Way("/look", echo, role="look"),
     Way("/stream", endless, role="look"),
     Way("/quiet", quiet, role="look"),
+    Way("/deaf", deaf, ("POST",), role="look"),
     Way("/fails/{how}", fails, role="look"),
     Route("/plain", echo, methods=["POST"]),
 ]
@@ -117,7 +122,9 @@ def test_who_has_the_role_comes_in_and_nobody_else(door: InProcess) -> None:
     assert posted(door, b"abc", "/plain").endswith(b"owner 3")
 
 
-def test_errors_are_problem_documents_or_in_the_form_of_their_prefix(door: InProcess) -> None:
+def test_errors_are_problem_documents_or_in_the_form_of_their_prefix(
+    door: InProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     for path, code, wanted in (
         ("/fails/code", "E_AGENT_NOT_FOUND", 404),
         ("/fails/kernel", "E_KERNEL_STOPPED", 503),
@@ -130,6 +137,9 @@ def test_errors_are_problem_documents_or_in_the_form_of_their_prefix(door: InPro
         told = problem_of(answer)
         assert (status(answer), told["code"]) == (wanted, code), path
         assert OPERATE.encode() not in answer and b"\x1b" not in answer and b"Traceback" not in answer
+    said = caplog.text
+    assert "ValueError at test_gate.py:" in said
+    assert OPERATE not in said and "Traceback" not in said
     other = door.asks(door.head("/others/x"))
     assert other.endswith(b'{"error":{"code":"E_DOOR_REQUEST"}}')
     assert door.asks(door.head("/others/x", token="")).endswith(b'{"error":{"code":"E_DOOR_REFUSED"}}')
@@ -159,7 +169,8 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(door: InProcess) 
 
 def test_a_body_nobody_reads_ends_its_connection(door: InProcess) -> None:
     with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
-        stream.sendall(door.head("/nothing", "POST", Transfer_Encoding="chunked", Connection="keep-alive"))
+        stream.sendall(door.head("/deaf", "POST", Transfer_Encoding="chunked", Connection="keep-alive"))
+        assert status(stream.recv(65536)) == 200
         chunks = b"1\r\nx\r\n" * (1 << 20)
         with pytest.raises(OSError):
             stream.sendall(chunks * 8)
@@ -171,6 +182,11 @@ def test_half_a_request_holds_a_connection_for_a_moment_only(door: InProcess) ->
         began = time.monotonic()
         door.asks(data, patience_s=10)
         assert time.monotonic() - began < 8, data
+    with socket.create_connection(("127.0.0.1", door.port), timeout=10) as stream:
+        stream.sendall(door.head("/look", Connection="keep-alive"))
+        assert status(stream.recv(65536)) == 200
+        stream.sendall(b"GET /look HTTP/1.1\r\n")
+        assert stream.recv(1) == b"", "nor does half of a second request"
     slow = door.head("/echo", "POST", Content_Length="10") + b"12345"
     assert status(door.asks(slow, patience_s=10)) == 408
     idle = door.asks(door.head("/look", Connection="keep-alive"), patience_s=10)
@@ -271,6 +287,17 @@ def test_tokens_that_go_take_their_requests_along() -> None:
                 other.setblocking(False)
                 with pytest.raises(BlockingIOError):
                     other.recv(1)
+
+
+def test_who_asks_on_an_open_connection_while_the_door_ends_is_told() -> None:
+    with in_process([*WAYS], BOUNDS) as door:
+        with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+            stream.sendall(door.head("/look", Connection="keep-alive"))
+            assert status(stream.recv(65536)) == 200
+            door.call(door.gate.ending.set)
+            stream.sendall(door.head("/look"))
+            answer = stream.recv(65536)
+        assert (status(answer), problem_of(answer)["code"]) == (503, "E_LINK_CLOSED")
 
 
 def test_the_end_is_said_to_streams_and_to_nobody_new() -> None:

@@ -76,6 +76,7 @@ def test_names_that_the_owner_has_given_are_hosts_and_origins() -> None:
 def test_pages_of_other_origins_are_refused(origin: str) -> None:
     assert judged(origin=origin) == 403
     assert judged(origin="http://127.0.0.1:4321", more=[("origin", origin)]) == 403
+    assert judged(origin="http://127.0.0.1:4321", more=[("origin", "http://127.0.0.1:4321")]) == 403
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "", "same-origin, cross-site"])

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,12 @@ def test_beside_a_kernel_it_lives_and_ends_with_it(kernel: Sandbox) -> None:
     told = started.json["beside"]["serve"]
     told["port"] = int(told["url"].rpartition(":")[2])
     assert asks(told)[0] == 404
+    row = next(row for row in kernel.gdn("ps", "--json").json if row["role"] == "beside")
+    assert (row["name"], row["pid"]) == ("serve", told["pid"]) and told["url"] in row["status"]
+    assert told["url"] in kernel.gdn("ps").out
+    assert kernel.gdn("logs", "--role", "serve").status == 0
+    joined = kernel.gdn("run", "--serve", input="hello\n")
+    assert joined.status == 2 and "gdn serve" in joined.err
     fd = os.pidfd_open(told["pid"])
     try:
         kernel.gdn("restart")
@@ -90,6 +97,18 @@ def test_beside_a_kernel_it_lives_and_ends_with_it(kernel: Sandbox) -> None:
     finally:
         os.close(fd)
     assert kernel.gdn("run", "--serve=x").status == 2
+    talked = kernel.gdn("run", "--serve=0", input="hello\n")
+    assert talked.status == 0 and "serve: http://127.0.0.1:" in talked.err, talked
+
+
+def test_a_door_that_cannot_open_beside_a_kernel_is_an_error_and_the_kernel_stops(kernel: Sandbox) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for more in ((), ("--detach",)):
+            done = kernel.gdn("run", f"--serve={taken.getsockname()[1]}", *more, input="hello\n")
+            assert done.status == 2 and "E_USAGE" in done.err and "Traceback" not in done.err, done
+    assert not kernel.ps()
 
 
 def test_what_cannot_be_served_is_one_error(kernel: Sandbox, tmp_path: Path) -> None:
