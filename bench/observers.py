@@ -46,8 +46,9 @@ PAUSE_S: Final = 0.03
 WINDOW: Final = Observe(events=1024, bytes=1 << 20)
 #: What a slow observer may cost of a turn's processor time.
 SLOW: Final = 1.02
-#: Turns of one measurement.
-TURNS: Final = 40
+#: Turns of one measurement, and rounds in one instance: a conversation makes its turns slower as it grows.
+TURNS: Final = 10
+PER_INSTANCE: Final = 3
 
 #: A piece of text as models say it in PAUSE_S.
 PIECE: Final = RuntimeEvent(kind="text", step=1, text="a few words of an answer ")
@@ -144,45 +145,43 @@ def attached(made: Swarm) -> Iterator[Any]:
         os.close(pidfd)
 
 
-async def turns(made: Swarm, side: str, instance: str) -> float:
-    """The processor time of the kernel's processes for a turn (milliseconds). One who does not read is behind when it
-    begins.
-    """
-    with attached(made) as found:
-        async with made.client() as client, Session(found) as session:
+async def cost(made: Swarm, rounds: int) -> dict[str, list[float]]:
+    """The processor time of the kernel's processes for a turn (milliseconds), for each side, round by round."""
+    sides = [NOBODY, READS, SLEEPS]
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    with attached(made) as place:
+        async with made.client() as client, Session(place) as session:
 
-            async def some(count: int) -> None:
+            async def some(count: int, instance: str) -> None:
                 for _ in range(count):
                     answer = await client.ask("main", f"call {CALL}", instance=instance, deadline=PATIENCE_S)
                     if not (answer.text or "").startswith("done after"):
                         raise SystemExit(str(answer))
 
-            reader = Reader()
-            if side != NOBODY:
-                wish = WINDOW if side == READS else Observe(events=16, bytes=1 << 20)
-                observation = await session.observe(wish, reader)
-                reader.observation = observation if side == READS else None
-            await some(4)
-            before = made.cpu()
-            await some(TURNS)
-            return (made.cpu() - before) / TURNS * 1000
-
-
-async def cost(made: Swarm, rounds: int) -> dict[str, list[float]]:
-    """The figures of each side, round by round."""
-    sides = [NOBODY, READS, SLEEPS]
-    found: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(rounds + 1):  # the first round is not counted: agents and jails start
-        for side in sides[number % 3 :] + sides[: number % 3]:
-            found[side].append(await turns(made, side, f"round-{number}"))
-    return {side: figures[1:] for side, figures in found.items()}
+            for number in range(rounds):
+                instance = f"round-{number // PER_INSTANCE}"
+                if number % PER_INSTANCE == 0:
+                    await some(3, instance)  # its agent and its jail start
+                for side in sides[number % 3 :] + sides[: number % 3]:
+                    reader, observation = Reader(), None
+                    if side != NOBODY:
+                        wish = WINDOW if side == READS else Observe(events=1, bytes=1 << 20)
+                        observation = await session.observe(wish, reader)
+                        reader.observation = observation if side == READS else None
+                    await some(2, instance)  # who does not read is behind then
+                    before = made.cpu()
+                    await some(TURNS, instance)
+                    found[side].append((made.cpu() - before) / TURNS * 1000)
+                    if observation is not None:
+                        observation.close()
+    return found
 
 
 def main(arguments: list[str]) -> int:
     """Print what was measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.observers", description="What observers get and cost.")
     parser.add_argument("--seconds", type=float, default=5.0, help="of the flow (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="of the turns (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=120, help="of the turns (default: %(default)s)")
     options = parser.parse_args(arguments)
     with bare_broker() as broker:
         unheard, heard, told, missed = uvloop.run(rate(broker, options.seconds))

@@ -17,11 +17,13 @@ import pytest
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.session import Session
-from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import Answer, Frame
-from goondan.schemas.wire.runtime_events import Observe
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
+from goondan.schemas.wire.runtime_events import Observe, RuntimeEvent
 from tests.kernel_fixture import PATIENCE_S, Sandbox
+from tests.process.bare_broker import bare_broker
 from tests.process.model_servers import server
 from tests.process.test_live import Model, swarm
 
@@ -188,6 +190,29 @@ async def test_a_hostile_observer_is_refused_and_everybody_else_is_served(runnin
         reader.observation = await link.observe(Observe(events=1000, bytes=1 << 20), reader)
         assert (await asked(link, "served-1", "fine", "served")).response == "fine"
         await reader.until(lambda _: reader.ended("served-1") == ["done"])
+
+
+async def test_who_does_not_even_read_its_socket_holds_its_window_and_nobody_waits() -> None:
+    with bare_broker() as broker:
+        got: asyncio.Queue[Frame] = asyncio.Queue()
+        token = broker.token("agent", agent="coder", instance_key="k", launch=1)
+        agent = Link(broker.endpoint("agent"), token, on_frame=got.put_nowait)
+        client = Link(broker.endpoint("client"), broker.token("client", operator=True), on_frame=lambda frame: None)
+        await asyncio.gather(agent.start(), client.start())
+        event = AgentEvent(id="e1", type="user.message", created_at="2026-11-24T09:30:00Z", input="hi")
+        await client.post(Frame("event", to="coder", instance_key="k", event_id="e1", payload=to_raw(event)))
+        lease = await got.get()
+        dead = broker.hello("client", operator=True)
+        dead.ask(Frame("admin", id="o", payload=to_raw({"op": "observe", "events": 8192, "bytes": 4 << 20})))
+        before, told = broker.memory(), to_raw(RuntimeEvent(kind="text", text="x" * 12_000))
+        for number in range(2000):
+            assert agent.send(Frame("runtime.event", event_id="e1", epoch=lease.epoch, payload=told))
+            if number % 50 == 0:
+                await client.post(Frame("admin", payload=to_raw({"op": "stats"})))
+        stats = from_raw((await client.post(Frame("admin", payload=to_raw({"op": "stats"})))).payload, dict)
+        assert stats["connections"]["client"] == 2
+        assert broker.memory() - before < 16 << 20
+        await asyncio.gather(agent.close(0), client.close(0))
 
 
 async def test_after_a_broker_that_was_killed_an_observer_goes_on(running: Sandbox) -> None:
