@@ -13,7 +13,7 @@ from goondan.schemas.wire.errors import ErrorCode, add_codes
 ERRORS: Final = add_codes(
     {
         "E_DOOR_REFUSED": ErrorCode(
-            "Send the token as `Authorization: Bearer TOKEN`, from a program, to the address that `gdn serve` printed.",
+            "Send the token as `Authorization: Bearer TOKEN`, from a program, to the address that the door printed.",
         ),
         "E_DOOR_REQUEST": ErrorCode("Correct the request as the message says; `GET /api/v1/openapi.json` has all."),
     }
