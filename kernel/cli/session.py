@@ -60,6 +60,22 @@ def opened_files(paths: Sequence[str]) -> Iterator[list[OpenFile]]:
         yield opened
 
 
+@contextmanager
+def opened_data(data: bytes, name: str) -> Iterator[OpenFile]:
+    """A file of one message of which somebody has sent the content, open inside this context. Raises GoondanError
+    E_FILE_INVALID.
+    """
+    media_type = blobs.media_type_of(data)
+    if media_type is None or len(data) > blobs.MAX_FILE_BYTES:
+        limit = f"png, jpeg, gif, webp or PDF of at most {blobs.MAX_FILE_BYTES} bytes"
+        raise fail("E_FILE_INVALID", f"the file {name[:100]!r} is no {limit}")
+    descriptor = os.memfd_create("sent", os.MFD_CLOEXEC)
+    with open(descriptor, "wb") as writing:
+        writing.write(data)
+        writing.flush()
+        yield OpenFile(descriptor, len(data), media_type, name)
+
+
 def _open(path: str, closing: ExitStack) -> OpenFile:
     try:
         descriptor = os.open(path, _FLAGS)

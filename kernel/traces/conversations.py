@@ -207,6 +207,29 @@ def messages(state_dir: str, agent: str, key: str, generation: int = 0, last: in
         raise errors.fail("E_STATE", f"{place.path}: a message cannot be read: {error}") from None
 
 
+def turn_messages(state_dir: str, agent: str, key: str, event_id: str) -> list[Any]:
+    """The messages of an event's turn in order, as they are stored so far, also while the turn runs.
+
+    Raises GoondanError E_STATE.
+    """
+    place = place_of(state_dir, agent, key)
+    rows = read_file(place, lambda db: db.execute(_OF_TURN, (event_id,)).fetchall()) or []
+    try:
+        found = [msgspec.msgpack.decode(row) for (row,) in rows]
+    except codec.DECODE_ERRORS as error:
+        raise errors.fail("E_STATE", f"{place.path}: a message cannot be read: {error}") from None
+    return [*{message["id"]: message for message in found}.values()]
+
+
+#: The digits of a position stand between `.` and `.:`. A message that replaces another one comes behind it.
+_OF_TURN: Final = (
+    "WITH turn(id) AS (SELECT turn_id FROM turns WHERE event_key = ?) "
+    "SELECT message FROM (SELECT message FROM base, turn WHERE base.id > turn.id || '.' AND base.id < turn.id || '.:' "
+    "ORDER BY seq) UNION ALL SELECT message FROM (SELECT message FROM events, turn WHERE turn_id = turn.id "
+    "AND message IS NOT NULL ORDER BY position)"
+)
+
+
 def _rows(db: sqlite3.Connection, generation: int, last: int | None) -> Iterator[bytes]:
     """The stored messages, in order."""
     if _is_earlier(db, generation):

@@ -8,6 +8,7 @@ Source: docs/design/features.md section 1.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -48,6 +49,17 @@ class Questions:
     async def next_change(self) -> None:
         """Return when it was read again."""
         await asyncio.get_running_loop().create_future()
+
+    async def follow(self, ask: Callable[[Waiting], object]) -> None:
+        """Tell `ask` what there is to ask, again at each change, until cancelled."""
+        watching = asyncio.ensure_future(self.watch())
+        try:
+            while True:
+                await self.next_change()
+                for waiting in self.waiting():
+                    ask(waiting)
+        finally:
+            watching.cancel()
 
     async def announce(self) -> None:
         """When nobody can be asked: write what is asked to stderr, and how it can be answered; until cancelled."""

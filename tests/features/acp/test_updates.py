@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from acp.schema import SessionNotification
+from acp.schema import PromptResponse, SessionNotification
 from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.features.acp.command.rules import updates
-from goondan.features.acp.command.rules.updates import AGAIN, Telling, call_of, kind_of, replayed, stop_reason, usage_of
+from goondan.features.acp.command.rules.updates import AGAIN, Telling, call_of, kind_of, outcome, replayed
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import Answer
 from goondan.schemas.wire.runtime_events import RuntimeEvent
@@ -43,9 +43,9 @@ def model(*parts: str | tuple[str, str, Any], reasoning: str = "", number: int =
     return {"id": f"T.{number}", "data": data, "source": {"type": "assistant"}, "metadata": metadata}
 
 
-def result(call: str, output: Any = "ok", number: int = 2, **more: Any) -> dict[str, Any]:
+def result(call: str, output: Any = "ok", number: int = 2, name: str = "bash__exec", **more: Any) -> dict[str, Any]:
     told = {"status": "error" if "error" in more else "ok", "output": output, **more}
-    part = {"type": "tool-result", "toolCallId": call, "toolName": "bash__exec", "result": told}
+    part = {"type": "tool-result", "toolCallId": call, "toolName": name, "result": told}
     return {"id": f"T.{number}", "data": {"role": "tool", "content": [part]}, "source": {"type": "tool"}}
 
 
@@ -61,14 +61,14 @@ def spoken(told: list[dict[str, Any]], kind: str = "agent_message_chunk") -> str
 def assert_fits_the_protocol(told: list[dict[str, Any]]) -> None:
     for update in told:
         shown = SessionNotification.model_validate({"sessionId": "s", "update": update})
-        assert shown.model_dump(by_alias=True, exclude_none=True, mode="json")["update"] == update
+        assert shown.model_dump(by_alias=True, exclude_unset=True, mode="json")["update"] == update
 
 
 def test_pieces_are_passed_on_as_they_come() -> None:
     telling = Telling("t", WORKDIR)
     told = telling.hear(text("Hel", 0)) + telling.hear(text("lo", 3))
     assert [update["content"]["text"] for update in told] == ["Hel", "lo"]
-    assert telling.end(answered("Hello")) == []
+    assert telling.end(answered("Hello"), []) == []
     assert_fits_the_protocol(told)
 
 
@@ -77,7 +77,7 @@ def test_what_was_lost_comes_from_the_answer() -> None:
     assert spoken(telling.hear(text("Hel", 0))) == "Hel"
     assert telling.hear(text("world", 6)) == []
     assert telling.hear(text("!", 11)) == []
-    assert spoken(telling.end(answered("Hello world!"))) == "lo world!"
+    assert spoken(telling.end(answered("Hello world!"), [])) == "lo world!"
 
 
 @given(
@@ -99,13 +99,13 @@ def test_nothing_is_missing_and_nothing_comes_twice(whole: str, pieces: list[tup
 def test_a_step_that_is_asked_again_begins_anew() -> None:
     telling = Telling("t", WORKDIR)
     told = telling.hear(text("The sky is", 0)) + telling.hear(text("No", 0, again=True)) + telling.hear(text(".", 2))
-    assert spoken(told + telling.end(answered("No."))) == f"The sky is{AGAIN}No."
+    assert spoken(told + telling.end(answered("No."), [])) == f"The sky is{AGAIN}No."
 
 
 def test_a_turn_that_begins_again_voids_the_step_that_ran() -> None:
     telling = Telling("t", WORKDIR)
     told = telling.hear(text("The", 0)) + telling.hear(RuntimeEvent(kind="turn.started", again=True))
-    told += telling.hear(text("No.", 0)) + telling.end(answered("No."))
+    told += telling.hear(text("No.", 0)) + telling.end(answered("No."), [])
     assert spoken(told) == f"The{AGAIN}No."
 
 
@@ -119,13 +119,13 @@ def test_older_pieces_of_a_step_that_was_read_are_no_news() -> None:
 def test_an_answer_that_a_layer_has_changed_is_said() -> None:
     telling = Telling("t", WORKDIR)
     telling.hear(text("secret", 0))
-    assert spoken(telling.end(answered("***"))) == f"{AGAIN}***"
+    assert spoken(telling.end(answered("***"), [])) == f"{AGAIN}***"
 
 
 def test_reasoning_goes_its_own_way() -> None:
     telling = Telling("t", WORKDIR)
     told = telling.hear(RuntimeEvent(kind="reasoning", step=1, text="Hm", at=0)) + telling.hear(text("Yes", 0))
-    told += telling.end(answered("Yes", reasoning="Hm, well"))
+    told += telling.end(answered("Yes", reasoning="Hm, well"), [])
     assert spoken(told) == "Yes"
     assert spoken(told, "agent_thought_chunk") == "Hm, well"
 
@@ -134,10 +134,10 @@ def test_a_call_is_told_with_what_the_stored_message_has_of_it() -> None:
     telling = Telling("t", WORKDIR)
     called = tool("tool.called")
     assert telling.wants_stored(called)
-    message = model("I look.", ("c1", "file-system__read", {"path": "src/a.py", "line": 3}))
+    message = model("I look.", ("c1", "file-system__read", {"path": "src/a.py"}))
     told = telling.stored([asked("?"), message]) + telling.hear(called)
     assert [update.get("status") for update in told] == [None, "pending", "in_progress"]
-    assert told[1]["locations"] == [{"path": "/srv/shop/src/a.py", "line": 3}]
+    assert told[1]["locations"] == [{"path": "/srv/shop/src/a.py"}]
     assert told[1]["kind"] == "read"
     ended = telling.stored([asked("?"), message, result("c1", "content")]) + telling.hear(tool("tool.completed"))
     assert ended == [
@@ -158,7 +158,7 @@ def test_a_result_that_is_stored_late_is_told_late() -> None:
     assert [update["status"] for update in telling.hear(tool("tool.failed"))] == ["failed"]
     error = {"message": "no such command", "code": "E_TOOL"}
     told = telling.stored([model(("c1", "bash__exec", {})), result("c1", None, error=error)])
-    assert told[-1]["content"][0]["content"]["text"] == "no such command [E_TOOL]"
+    assert told[-1]["content"][0]["content"]["text"] == "no such command"
 
 
 def test_a_step_whose_events_were_all_lost_comes_before_the_next_one() -> None:
@@ -217,11 +217,11 @@ def test_an_edit_is_told_as_a_difference_that_stays() -> None:
     call = call_of("c", "files__edit", args, WORKDIR)
     assert call["content"] == [{"type": "diff", "path": "/srv/shop/a.txt", "oldText": "one", "newText": "two"}]
     written = call_of("c", "file-system__write", {"path": "/srv/b.txt", "content": "x"}, WORKDIR)
-    assert written["content"] == [{"type": "diff", "path": "/srv/b.txt", "newText": "x"}]
+    assert written["content"] == [{"type": "diff", "path": "/srv/b.txt", "oldText": None, "newText": "x"}]
     assert "content" not in call_of("c", "file-system__write", {"path": "b", "content": "x", "append": True}, WORKDIR)
     assert "content" not in call_of("c", "file-system__write", {"path": "b", "content": "x" * 70000}, WORKDIR)
     message = model(("c1", "file-system__write", {"path": "b", "content": "x"}))
-    told = Telling("t", WORKDIR).stored([message, result("c1", {"written": True})])
+    told = Telling("t", WORKDIR).stored([message, result("c1", {}, name="file-system__write")])
     assert told[-1] == {"sessionUpdate": "tool_call_update", "toolCallId": "t.1.c1", "status": "completed"}
     assert_fits_the_protocol(told)
 
@@ -271,15 +271,18 @@ def test_a_conversation_is_replayed_in_order() -> None:
         (Answer(turn_id="T", status="completed", response="", finish_reason="content_filter"), "refusal"),
         (Answer(turn_id="T", status="failed", finish_reason="max_steps"), "max_turn_requests"),
         (Answer(turn_id="T", status="failed", error=error_payload("E_CANCELLED", "gone")), "cancelled"),
-        (Answer(turn_id="T", status="failed", error=error_payload("E_AGENT_FAILED", "no")), None),
     ],
 )
-def test_why_a_turn_ended(answer: Answer, reason: str | None) -> None:
-    assert stop_reason(answer) == reason
+def test_why_a_turn_ended(answer: Answer, reason: str) -> None:
+    assert outcome(answer) == {"stopReason": reason}
+
+
+def test_a_turn_that_failed_has_no_result() -> None:
+    assert outcome(Answer(turn_id="T", status="failed", error=error_payload("E_AGENT_FAILED", "no"))) is None
 
 
 def test_usage_in_the_words_of_the_protocol() -> None:
-    assert usage_of(None) is None
-    used = usage_of(Usage(input_tokens=5, output_tokens=3, reasoning_tokens=1, model_calls=1))
-    assert used is not None
-    assert (used["totalTokens"], used["thoughtTokens"]) == (8, 1)
+    told = outcome(answered("x", usage=Usage(input_tokens=5, output_tokens=3, reasoning_tokens=1, model_calls=1)))
+    assert told is not None
+    assert (told["usage"]["totalTokens"], told["usage"]["thoughtTokens"]) == (8, 1)
+    PromptResponse.model_validate(told)

@@ -8,73 +8,60 @@ Source: https://www.jsonrpc.org/specification; https://agentclientprotocol.com/p
 
 from __future__ import annotations
 
-import binascii
 import posixpath
 import re
 from base64 import b64decode
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
-from goondan.schemas.wire import blobs
+from goondan.schemas.wire.blobs import MAX_NAME_CHARS
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 
-#: The codes of errors: of JSON-RPC, and of the protocol for what is not there.
+#: The codes of errors of JSON-RPC.
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
-METHOD_NOT_FOUND: Final = -32601
-INVALID_PARAMS: Final = -32602
-INTERNAL_ERROR: Final = -32603
-NOT_FOUND: Final = -32002
-#: The longest name of anything from outside in an error (characters).
-SHOWN: Final = 200
 
 
 class BadLine(Exception):
-    """A line that is no message. `id` is the one to answer to, `code` the error's."""
+    """A line that is no message, with the code of the error."""
 
-    def __init__(self, code: int, text: str, id: Any = None) -> None:
+    def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
-        self.id = id
 
 
-def read_message(data: bytes) -> dict[str, Any]:
-    """The message in a line: a request, a notification or a response. Raises BadLine."""
+class _Message(Struct):
+    """What is believed of a message before it is anything: nothing else may be where these fields are."""
+
+    #: The protocol.
+    jsonrpc: Literal["2.0"]
+    #: Of a request and its response.
+    id: int | str | None = None
+    #: Of a request and a notification.
+    method: str | UnsetType = UNSET
+    #: Of a response.
+    error: dict[str, Any] | UnsetType = UNSET
+
+
+def read_message(line: bytes | None, size: int, limit: int) -> dict[str, Any]:
+    """The message in a line: a request, a notification or a response. None: the line was longer than the limit. Raises
+    BadLine.
+    """
+    if line is None:
+        raise BadLine(INVALID_REQUEST, f"a message of {size} bytes; at most {limit}")
     try:
-        message = msgspec.json.decode(data)
-    except RecursionError:
-        raise BadLine(PARSE_ERROR, "the line is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        message: dict[str, Any] = msgspec.json.decode(line)
+        msgspec.convert(message, _Message)
+    except msgspec.ValidationError as error:
+        raise BadLine(INVALID_REQUEST, f"the line is no message of JSON-RPC: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadLine(PARSE_ERROR, "the line is no JSON") from None
-    if not isinstance(message, dict):
-        raise BadLine(INVALID_REQUEST, "a message is one JSON object a line")
-    told = message.get("id")
-    if isinstance(told, bool) or not isinstance(told, int | str | None):
-        raise BadLine(INVALID_REQUEST, "the id of a message is a text or an integer")
-    if message.get("jsonrpc") != "2.0":
-        raise BadLine(INVALID_REQUEST, 'a message has "jsonrpc": "2.0"', told)
-    if "method" not in message:
-        return _response(message)
-    if not isinstance(message["method"], str):
-        raise BadLine(INVALID_REQUEST, "the method of a request is a text", told)
     return message
-
-
-def _response(message: dict[str, Any]) -> dict[str, Any]:
-    """A response to a request of ours."""
-    if "id" not in message or ("result" not in message and "error" not in message):
-        raise BadLine(INVALID_REQUEST, "a message has a method, a result or an error")
-    error = message.get("error")
-    if error is None:
-        return message
-    known = error if isinstance(error, dict) else {}
-    code, text = known.get("code"), known.get("message")
-    told = {"code": code if type(code) is int else INTERNAL_ERROR, "message": str(text or "")[:SHOWN]}
-    return {"jsonrpc": "2.0", "id": message["id"], "error": told}
 
 
 class Said(NamedTuple):
@@ -93,73 +80,40 @@ class Said(NamedTuple):
 def read_prompt(blocks: Sequence[dict[str, Any]], workdir: str) -> list[Said]:
     """The blocks of a prompt, for an agent whose tools work in this folder.
 
-    Raises GoondanError E_USAGE for what an agent cannot be told, E_FILE_INVALID for files that are too large.
+    Raises GoondanError E_USAGE for what an agent cannot be told, E_FILE_INVALID for a file that is no base64.
     """
     said = [_read(block, workdir) for block in blocks]
-    if sum(block.data is not None or block.path is not None for block in said) > blobs.MAX_FILES:
-        said = [block if block.data is not None else block._replace(path=None) for block in said]
     if not any(block.text.strip() or block.data for block in said):
         raise fail("E_USAGE", "the prompt says nothing")
     return said
 
 
 def _read(block: dict[str, Any], workdir: str) -> Said:
-    kind = block["type"]
+    kind, of = block["type"], block.get("resource", block)
     if kind == "text":
         return Said(block["text"])
-    if kind == "image":
-        return Said(data=_bytes(block["data"]), name=name_of(block.get("uri") or "picture"))
+    if kind not in ("image", "resource", "resource_link"):
+        raise fail("E_USAGE", f"an agent takes no {kind}: say it in words")
+    place, path = _place_of(of.get("uri") or "picture", workdir)
+    name = posixpath.basename(place.rstrip("/"))[-MAX_NAME_CHARS:] or "file"
     if kind == "resource_link":
-        return _linked(block["uri"], block.get("name") or "", workdir)
-    if kind == "resource":
-        resource = block["resource"]
-        if "text" in resource:
-            return Said(_quoted(place_of(resource["uri"], workdir)[0], resource["text"]))
-        return Said(data=_bytes(resource["blob"]), name=name_of(resource["uri"]))
-    raise fail("E_USAGE", f"an agent takes no {kind[:SHOWN]}; say it in words")
+        return Said(place, path=path, name=name)
+    if "text" in of:  # between fences that it cannot end
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", of["text"])), default=0))
+        return Said(f"{place}\n{fence}\n{of['text']}\n{fence}")
+    try:
+        return Said(data=b64decode(of["data"] if kind == "image" else of["blob"], validate=True), name=name)
+    except ValueError:
+        raise fail("E_FILE_INVALID", f"{name}: is no base64") from None
 
 
-def _linked(uri: str, name: str, workdir: str) -> Said:
-    place, path = place_of(uri, workdir)
-    what = f"[{name}] " if name and name not in place else ""
-    return Said(f"{what}{place}", path=path, name=name_of(place))
-
-
-def place_of(uri: str, workdir: str) -> tuple[str, str | None]:
+def _place_of(uri: str, workdir: str) -> tuple[str, str | None]:
     """How a resource is named, and its path if it lies where tools work. Links are not looked at."""
-    parts = urlsplit(uri) if uri.startswith("file:") else None
-    if parts is None or parts.netloc not in ("", "localhost"):
-        return uri, None
-    path = posixpath.normpath(unquote(parts.path) or "/")
-    if "\0" in path or not path.startswith("/"):
+    parts = urlsplit(uri) if uri.startswith("file:///") else None
+    path = posixpath.normpath(unquote(parts.path)) if parts is not None else ""
+    if parts is None or "\0" in path:
         return uri, None
     if not within(path, workdir):
         return f"{path} (not in the folder where tools work)", None
-    lines = re.match(r"L?(\d+)", parts.fragment)
-    return posixpath.relpath(path, workdir) + (f":{lines[1]}" if lines else ""), path
-
-
-def _quoted(place: str, text: str) -> str:
-    """A text as it stands in a file, between fences that it cannot end."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{place}\n{fence}\n{text}\n{fence}"
-
-
-def name_of(place: str) -> str:
-    """A short name for a file at this place."""
-    return posixpath.basename(place.rstrip("/"))[-blobs.MAX_NAME_CHARS :] or "file"
-
-
-def _bytes(data: str) -> bytes:
-    if len(data) > blobs.MAX_FILE_BYTES // 3 * 4 + 4:
-        raise fail("E_FILE_INVALID", f"a file of more than {blobs.MAX_FILE_BYTES} bytes with one message")
-    try:
-        return b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise fail("E_FILE_INVALID", "a file of the prompt is no base64") from None
-
-
-def session_of(session_id: str) -> tuple[str, str]:
-    """The agent and the instance key of a session's id."""
-    agent, _, key = session_id.partition("/")
-    return agent, key
+    line = re.match(r"L?(\d+)", parts.fragment)
+    return posixpath.relpath(path, workdir) + (f":{line[1]}" if line else ""), path

@@ -122,7 +122,7 @@ def test_a_turn_with_text_reasoning_tools_and_files(kernel: Sandbox, work: str) 
         assert done["usage"].keys() >= {"totalTokens", "inputTokens", "outputTokens"}
         calls = [update for update in one.updates if "toolCallId" in update]
         assert [call["sessionUpdate"] for call in calls][:1] == ["tool_call"]
-        assert calls[0]["content"] == [{"type": "diff", "path": f"{work}/b.txt", "newText": "two"}]
+        assert calls[0]["content"] == [{"type": "diff", "path": f"{work}/b.txt", "oldText": None, "newText": "two"}]
         assert calls[-1]["status"] == "completed"
         assert len({call["toolCallId"] for call in calls}) == 1
         assert Path(work, "b.txt").read_text() == "two"
@@ -163,7 +163,7 @@ def test_a_mode_is_the_agent_that_answers(kernel: Sandbox, work: str) -> None:
         one.call("session/set_mode", sessionId=session, modeId="other")
         one.prompt(session, "hello")
         assert "embedded console" in one.said
-        assert "there are main" in one.refusal("session/set_mode", sessionId=session, modeId="nobody")["message"]
+        assert "the modes are main, careful, other" in one.refusal("session/set_mode", sessionId=session, modeId="nobody")["message"]
         one.updates.clear()
         loaded = one.call("session/load", sessionId=session, cwd=work, mcpServers=[])
         assert loaded["modes"]["currentModeId"] == "other"
@@ -173,7 +173,7 @@ def test_a_mode_is_the_agent_that_answers(kernel: Sandbox, work: str) -> None:
 def test_tools_work_in_the_editors_folder_only_after_a_yes(kernel: Sandbox) -> None:
     folder = kernel.home / "refused"
     folder.mkdir()
-    with editor(kernel, choose=lambda asked: "never") as one:
+    with editor(kernel, choose=lambda asked: "reject_always") as one:
         session = one.new(str(folder))
         one.prompt(session, exec_call("touch here; pwd"))
         assert "Tools do not work in" in one.said
@@ -185,16 +185,15 @@ def test_tools_work_in_the_editors_folder_only_after_a_yes(kernel: Sandbox) -> N
         assert one.permissions == []
     assert list(folder.iterdir()) == []
     assert kernel.gdn("acp", "--ask-again").status == 0
-    with editor(kernel, choose=lambda asked: "once") as one:
+    with editor(kernel, choose=lambda asked: "allow_once") as one:
         session = one.new(str(folder))
         one.prompt(session, exec_call("touch here"))
         one.prompt(session, "again")
         assert len(one.permissions) == 1
     assert [path.name for path in folder.iterdir()] == ["here"]
     with editor(kernel) as one:
-        session = one.new(str(kernel.home / "none"))
-        assert one.prompt(session, "hello")["stopReason"] == "end_turn"
-        assert "is no directory" in one.said
+        none = one.refusal("session/new", cwd=str(kernel.home / "none"), mcpServers=[])
+        assert "is no directory" in none["message"]
 
 
 def test_servers_of_the_editor_are_refused_in_words(kernel: Sandbox, work: str) -> None:
@@ -238,7 +237,7 @@ def test_a_call_that_waits_for_a_person_is_asked_in_the_editor(kernel: Sandbox, 
         asked = one.permissions[-1]
         assert [option["kind"] for option in asked["options"]] == ["allow_once", "reject_once"]
         assert "echo yes" in asked["toolCall"]["content"][0]["content"]["text"]
-        one.choose = lambda asked: "no"
+        one.choose = lambda asked: "reject_once"
         one.prompt(session, console_call("echo no"))
         assert "E_APPROVAL_DENIED" in one.said + json.dumps(one.updates)
 
@@ -271,8 +270,8 @@ def test_a_call_is_kept_when_the_editor_vanishes(kernel: Sandbox, work: str) -> 
             b'{"jsonrpc": "2.0", "id": 1, "method": "session/prompt", "params": {"sessionId": "x", "prompt": []}}',
             -32002,
         ),
-        (b'{"jsonrpc": "2.0", "id": 1, "method": "authenticate", "params": {"methodId": "x"}}', -32602),
-        (b'{"jsonrpc": "2.0", "id": 1, "method": "session/list", "params": {"cursor": "-1"}}', -32602),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "authenticate", "params": {"methodId": "x"}}', -32601),
+        (b'{"jsonrpc": "2.0", "id": 1, "method": "session/list", "params": {"cwd": 7}}', -32602),
         (b'{"jsonrpc": "2.0", "id": 9, "method": "initialize", "params": {"protocolVersion": -1}}', -32602),
     ],
 )

@@ -1,0 +1,63 @@
+"""The kernel of a program that outlives kernels: found when it is needed, and found again when it was stopped,
+restarted or replaced.
+
+Source: docs/design/commands.md section 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable
+
+from goondan.kernel.cli.attach import Kernel
+from goondan.kernel.cli.session import Session
+
+
+class Joined:
+    """A kernel, and the session with it. `find` finds or starts one, in a thread. `began` is called with each new
+    session.
+    """
+
+    def __init__(self, find: Callable[[], Kernel], began: Callable[[Session], object]) -> None:
+        self._find = find
+        self._began = began
+        self._open: tuple[Kernel, Session] | None = None
+        self._opening: asyncio.Task[Session] | None = None
+
+    async def session(self) -> Session:
+        """The open session, or a new one. Those who need one at once wait for the same. Raises GoondanError with the
+        reason why there is none.
+        """
+        if self._open is not None and not self._open[1].over:
+            kernel, session = self._open
+            if not select.select([kernel.pidfd], [], [], 0)[0]:  # of its end the session hears a moment later
+                return session
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(self._join())
+        return await asyncio.shield(self._opening)
+
+    async def leave(self) -> None:
+        """Let the kernel go, also one that is just being found."""
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        await self._leave()
+
+    async def _join(self) -> Session:
+        await self._leave()
+        kernel = await asyncio.to_thread(self._find)
+        session = Session(kernel)
+        try:
+            await session.__aenter__()
+        except BaseException:
+            await asyncio.to_thread(kernel.finish)
+            raise
+        self._open = kernel, session
+        self._began(session)
+        return session
+
+    async def _leave(self) -> None:
+        if self._open is not None:
+            (kernel, session), self._open = self._open, None
+            await session.__aexit__()
+            await asyncio.to_thread(kernel.finish)
