@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.session import Session
 
 
 class Joined:
-    """A kernel, and the session with it. `find` finds or starts one, in a thread. `began` is called with each new
-    session.
+    """A kernel, and the session with it. `find` finds or starts one, in a thread. `follow` is called with each new
+    session, and cancelled when that is left.
     """
 
-    def __init__(self, find: Callable[[], Kernel], began: Callable[[Session], object]) -> None:
+    def __init__(
+        self, find: Callable[[], Kernel], follow: Callable[[Session], Coroutine[Any, Any, None]] | None = None
+    ) -> None:
         self._find = find
-        self._began = began
+        self._follow = follow
+        self._following: asyncio.Task[None] | None = None
         self._open: tuple[Kernel, Session] | None = None
         self._opening: asyncio.Task[Session] | None = None
 
@@ -53,10 +57,13 @@ class Joined:
             await asyncio.to_thread(kernel.finish)
             raise
         self._open = kernel, session
-        self._began(session)
+        if self._follow is not None:
+            self._following = asyncio.ensure_future(self._follow(session))
         return session
 
     async def _leave(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
         if self._open is not None:
             (kernel, session), self._open = self._open, None
             await session.__aexit__()

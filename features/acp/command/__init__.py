@@ -12,22 +12,18 @@ import logging
 import signal
 import sys
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from goondan.features.acp.command import records
 from goondan.kernel.cli import options
-from goondan.kernel.cli.commands import import_session
 from goondan.kernel.cli.session import Interrupts
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.schemas.system import secrecy
 from goondan.schemas.wire.errors import fail
 
 
-@click.command(
-    epilog="An editor starts it. For Zed: agent_servers with the command gdn and the args acp, --bundle, PATH."
-)
+@click.command(epilog="An editor starts it: the command gdn with the arguments acp --bundle PATH.")
 @click.option("--agent", metavar="NAME", help="Only this agent answers.  [default: the entry agent; others are modes]")
 @options.bundle
 @options.policy
@@ -40,10 +36,7 @@ def acp(agent: str | None, bundle: str | None, policy: str | None, trust: bool, 
         records.change(place.state_dir, lambda kept: kept["folders"].clear())
         return 0
     if find_spec("acp") is None:
-        hint = "Install it: pip install 'goondan-kernel[acp]'"
-        raise fail("E_USAGE", "gdn acp needs the package agent-client-protocol", suggestion=hint)
-    secrecy.close_memory()
-    import_session()
+        raise fail("E_USAGE", "gdn acp needs agent-client-protocol", suggestion="pip install 'goondan-kernel[acp]'")
     if sys.modules.get("typing_extensions", sys) is None:  # set aside for quicker starts (kernel/cli/__init__.py)
         del sys.modules["typing_extensions"]
     logging.disable()  # what a client sends belongs in no log of ours
@@ -52,21 +45,20 @@ def acp(agent: str | None, bundle: str | None, policy: str | None, trust: bool, 
 
 async def _serve(place: BundleTarget, only: str | None) -> int:
     """Serve until the client closes our input, stops reading, or a signal comes. Returns the exit status."""
-    from goondan.features.acp.command.agent import Agent, Messages
+    from goondan.features.acp.command.agent import MAX_LINE, Agent, Messages
 
-    transport = Messages()
+    transport = Messages(MAX_LINE)
     agent = Agent(place, only, transport)
     listening, left = asyncio.ensure_future(agent.client.main_loop()), asyncio.Event()
 
-    def end() -> None:
-        if not listening.cancel():
-            left.set()
+    async def until_signal(*ends: asyncio.Future[Any]) -> None:
+        left.clear()
+        await asyncio.wait({*ends, asyncio.ensure_future(left.wait())}, return_when=asyncio.FIRST_COMPLETED)
 
-    with Interrupts(end, signal.SIGINT, signal.SIGTERM) as interrupts:
-        await asyncio.wait({listening, transport.streams.broken}, return_when=asyncio.FIRST_COMPLETED)
+    with Interrupts(left.set, signal.SIGINT, signal.SIGTERM) as interrupts:
+        await until_signal(listening, transport.broken)
         listening.cancel()
-        leaving = [asyncio.ensure_future(agent.leave()), asyncio.ensure_future(left.wait())]
-        await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
+        await until_signal(asyncio.ensure_future(agent.leave()))
         await agent.client.close()
         await agent.swarm.leave()
     return interrupts.status

@@ -18,7 +18,8 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from importlib.metadata import version
+from importlib.metadata import distributions
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -53,45 +54,35 @@ MAX_SESSIONS: Final = 256
 #: The most sessions in a list, and messages of an agent that are replayed: the newest.
 MAX_LISTED: Final = 200
 MAX_REPLAYED: Final = 10_000
+#: The longest title, and the longest name in an error (characters).
+SHOWN: Final = 160
 #: The most live events that wait for the client. An agent sends some thirty a second.
 MAX_WAITING: Final = 1024
-#: The longest title of a session, and the longest name in an error (characters).
-MAX_TITLE: Final = 80
-SHOWN: Final = 200
 #: The codes of JSON-RPC, and the protocol's for what is not there.
 INVALID_PARAMS, INTERNAL_ERROR, NOT_FOUND = -32602, -32603, -32002
 #: The answers to whether tools may work in a folder, and whether a call may be made: the protocol's kinds, with words.
-FOLDER: Final = {
-    "allow_always": "Yes, and remember it for this folder",
-    "allow_once": "Yes, in this session",
-    "reject_once": "No, in this session",
-    "reject_always": "No, and remember it for this folder",
-}
+FOLDER: Final = {"allow_always": "Always", "allow_once": "Only now", "reject_once": "Not now", "reject_always": "Never"}
 CALL: Final = {"allow_once": "Allow this call", "reject_once": "Deny it"}
 
 Result = dict[str, Any]
 
 
-class Messages:
+class Messages(LineStreams):
     """The streams of this process as a transport of the SDK."""
-
-    def __init__(self) -> None:
-        self.streams = LineStreams(MAX_LINE)
-        self.close = self.streams.close
 
     async def receive(self) -> dict[str, Any] | None:
         """The next message. What is none is answered with an error. None at the end of the input."""
-        while (line := await self.streams.read()) is not None:
+        while (line := await self.read()) is not None:
             try:
                 if line.data is None or line.data.strip():
                     return prompts.read_message(line.data, line.size, MAX_LINE)
             except prompts.BadLine as bad:
-                await self.send({"jsonrpc": "2.0", "id": None, "error": {"code": bad.code, "message": str(bad)}})
+                await self.send({"jsonrpc": "2.0", "id": None, "error": bad.args[0]})
         return None
 
     async def send(self, message: dict[str, Any]) -> None:
         """Write a message, and wait until it is written."""
-        await self.streams.write(msgspec.json.encode(message))
+        await self.write(msgspec.json.encode(message))
 
 
 class Agent:
@@ -99,7 +90,7 @@ class Agent:
 
     def __init__(self, place: BundleTarget, only: str | None, transport: Messages) -> None:
         self.place = place
-        self.swarm = Joined(self._find, self._began)
+        self.swarm = Joined(self._find, self._follow)
         self.client = Connection(self._handle, transport, listening=False)
         self._route = build_agent_router(self, use_unstable_protocol=True)  # type: ignore[arg-type]
         self._only = only
@@ -107,7 +98,6 @@ class Agent:
         self._servers: set[str] = set()  # the Extensions that are MCP servers
         self._sessions: dict[str, Conversation] = {}
         self._questions = Questions()
-        self._asking: asyncio.Task[None] | None = None
 
     async def leave(self) -> None:
         """The client has gone: turns are cancelled, except those that wait for a person, who can still answer by a
@@ -122,7 +112,7 @@ class Agent:
         """Whatever version the client has: this one is spoken."""
         able = {"loadSession": True, "promptCapabilities": {"image": True, "embeddedContext": True}}
         able["sessionCapabilities"] = {"list": {}, "resume": {}, "close": {}}
-        info = {"name": "goondan", "title": "Goondan", "version": version("goondan-kernel")}
+        info = {"name": "goondan", "version": next((one.version for one in distributions(name="goondan-kernel")), "0")}
         return {"protocolVersion": PROTOCOL_VERSION, "agentInfo": info, "agentCapabilities": able, "authMethods": []}
 
     async def new_session(self, **given: Any) -> Result:
@@ -135,10 +125,9 @@ class Agent:
         """An instance that was there before, with what was said in it."""
         told = await self.resume_session(session_id, **given)
         session = self._session(session_id)
-        agents = {session_id.partition("/")[0], session.agent}
-        stored = [messages(self.place.state_dir, agent, session.key, last=MAX_REPLAYED) for agent in agents]
-        found = sorted((one for of_agent in stored for one in of_agent), key=lambda one: str(one["createdAt"]))
-        for update in updates.replayed(found, session.cwd):
+        where = [(self.place.state_dir, one, session.key) for one in {session_id.partition("/")[0], session.agent}]
+        stored = [await asyncio.to_thread(messages, *of_agent, last=MAX_REPLAYED) for of_agent in where]
+        for update in updates.replayed(sorted(chain(*stored), key=lambda one: str(one["createdAt"])), session.cwd):
             await session.tell(update)
         return told
 
@@ -148,9 +137,8 @@ class Agent:
         agent, _, key = session_id.partition("/")
         known = records.read(self.place.state_dir)["sessions"].get(session_id)
         if agent not in self._agents or not (known or (key and instances(self.place.state_dir, agent, key))):
-            raise _unknown(session_id)
-        last = known["agent"] if known and known["agent"] in self._agents else agent
-        return self._open(session_id, last, **given)
+            raise RequestError(NOT_FOUND, f"there is no session {one_line(session_id, SHOWN)!r}")
+        return self._open(session_id, known["agent"] if known and known["agent"] in self._agents else agent, **given)
 
     async def list_sessions(self, cwd: str | None = None, **_: Any) -> Result:
         """The instances of the agents, the one that was written last first."""
@@ -171,10 +159,9 @@ class Agent:
 
     async def set_session_mode(self, session_id: str, mode_id: str, **_: Any) -> None:
         """Another agent answers from the next prompt on."""
-        session = self._session(session_id)
         if mode_id not in self._agents:
             raise RequestError(INVALID_PARAMS, f"the modes are {', '.join(self._agents)}")
-        session.agent = mode_id
+        self._session(session_id).agent = mode_id
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> Result:
         """One turn."""
@@ -212,12 +199,10 @@ class Agent:
         self._servers = {server.spec.extension for server in found.servers.values()}
         return kernel
 
-    def _began(self, session: Session) -> None:
+    async def _follow(self, session: Session) -> None:
         """Ask the client what the swarm asks a person, as long as this connection to the kernel lasts."""
-        if self._asking is not None:
-            self._asking.cancel()
         self._questions = questions(session)
-        self._asking = asyncio.ensure_future(self._questions.follow(self._ask))
+        await self._questions.follow(self._ask)
 
     def _ask(self, waiting: Waiting) -> None:
         for session in self._sessions.values():
@@ -225,27 +210,21 @@ class Agent:
 
     def _open(self, session_id: str, agent: str, cwd: str, mcp_servers: list[Any] | None = None, **_: Any) -> Result:
         """A session that is open from now on; its modes."""
-        before = self._sessions.pop(session_id, None)
-        if (before is not None and before.event_id) or len(self._sessions) >= MAX_SESSIONS:
+        before = self._sessions.get(session_id)
+        if len(self._sessions) >= MAX_SESSIONS if before is None else before.over is not None:
             raise RequestError(prompts.INVALID_REQUEST, f"a prompt is under way, or {MAX_SESSIONS} sessions are open")
         session = self._sessions[session_id] = Conversation(self, session_id, agent, absolute_workdir(cwd, self.place))
         records.keep_session(self.place.state_dir, session_id, session.cwd, agent, "")
         if refused := {server.name for server in mcp_servers or ()} - self._servers:
-            session.notes.append(
-                f"The editor's MCP servers are not used ({one_line(', '.join(sorted(refused)), SHOWN)}): they are of "
-                "the bundle, where they have their grants. `gdn mcp add NAME -- COMMAND` adds one."
-            )
+            named = one_line(", ".join(sorted(refused)), SHOWN)
+            session.notes.append(f"MCP servers of the editor are not used: {named}. To have them, use `gdn mcp add`.")
         modes = [{"id": name, "name": name} for name in self._agents]
         return {"modes": {"currentModeId": agent, "availableModes": modes}} if len(modes) > 1 else {}
 
     def _session(self, session_id: str) -> Conversation:
         if session_id not in self._sessions:
-            raise _unknown(session_id)
+            raise RequestError(NOT_FOUND, f"no session {one_line(session_id, SHOWN)!r} is open")
         return self._sessions[session_id]
-
-
-def _unknown(session_id: str) -> RequestError:
-    return RequestError(NOT_FOUND, f"there is no session {one_line(session_id, SHOWN)!r} here")
 
 
 class Conversation:
@@ -255,7 +234,7 @@ class Conversation:
         self._side = side
         self._granted: bool | None = None  # None: nobody was asked yet whether tools may work in the editor's folder
         self._cancelled = False
-        self._over: asyncio.Future[None] | None = None  # of the prompt that is worked on
+        self._session: Session | None = None
         self._asking: dict[str, asyncio.Future[Any]] = {}  # what the client is asked, by a name
         self.id = session_id
         self.key = session_id.partition("/")[2]
@@ -264,7 +243,8 @@ class Conversation:
         self.cwd = cwd
         #: What the client is told with the next prompt.
         self.notes: list[str] = []
-        #: The event of the prompt that is worked on. "": there is none.
+        #: The prompt that is worked on, and its event once it was sent.
+        self.over: asyncio.Future[None] | None = None
         self.event_id = ""
 
     async def tell(self, update: updates.Update) -> None:
@@ -273,31 +253,30 @@ class Conversation:
 
     async def prompt(self, blocks: Sequence[dict[str, Any]]) -> Result:
         """One turn. Returns the result of the prompt. Raises GoondanError, RequestError."""
-        if self._over is not None:
-            message = f"the session {self.id} works on a prompt already: wait for its end, or cancel it"
-            raise RequestError(prompts.INVALID_REQUEST, message)
-        self._over, self._cancelled = asyncio.get_running_loop().create_future(), False
+        if self.over is not None:
+            raise RequestError(prompts.INVALID_REQUEST, f"{self.id} works on a prompt: wait for its end, or cancel it")
+        self.over, self._cancelled = asyncio.get_running_loop().create_future(), False
         try:
-            told = await self._turn(await self._side.swarm.session(), blocks)
+            self._session = await self._side.swarm.session()
+            told = await self._turn(self._session, blocks)
             return {**told, "stopReason": "cancelled"} if self._cancelled else told
         finally:
             for asking in self._asking.values():
                 asking.cancel()
             self._asking.clear()
-            self._over.set_result(None)
-            self._over, self.event_id = None, ""
+            self.over.set_result(None)
+            self.over, self.event_id = None, ""
 
     async def cancel(self) -> None:
         """End the turn, if there is one. Returns when it has ended, or has not in time."""
-        if (over := self._over) is None:
-            return
         self._cancelled = True
         for asking in self._asking.values():
             asking.cancel()
         with suppress(GoondanError):  # it has just ended, or the prompt gets the error
-            if self.event_id:
-                await (await self._side.swarm.session()).cancel(self.event_id, CANCEL_S)
-        await asyncio.wait({over}, timeout=CANCEL_S)
+            if self._session is not None and self.event_id:
+                await self._session.cancel(self.event_id, CANCEL_S)
+        if self.over is not None:
+            await asyncio.wait({self.over}, timeout=CANCEL_S)
 
     def ask(self, waiting: Waiting, asked: Questions) -> None:
         """Something is asked in the swarm. If the turn waits for it, the client is asked, once."""
@@ -307,69 +286,60 @@ class Conversation:
     # --- inside
 
     async def _turn(self, session: Session, blocks: Sequence[dict[str, Any]]) -> Result:
-        state_dir, granted = self._side.place.state_dir, self._granted
-        if granted is None:
+        state_dir, agent, folder = self._side.place.state_dir, self.agent, one_line(self.cwd, SHOWN)
+        if self._granted is None:
             granted = await self._grant(state_dir)
-        own = f"{instance_dir(state_dir, self.agent, self.key)}/workspace"
-        workdir = self.cwd if granted else None
+            if self._cancelled:
+                return {}
+            self._granted = granted
+            if not granted:
+                self.notes.append(f"Tools do not work in {folder}, as you said. `gdn acp --ask-again` asks again.")
+        own = f"{instance_dir(state_dir, agent, self.key)}/workspace"
+        workdir = self.cwd if self._granted else None
         said = prompts.read_prompt(blocks, workdir or own)
         text = "\n".join(block.text for block in said if block.text)
         files = await asyncio.to_thread(_lay_down, session, said, os.path.realpath(workdir or own))
-        if self._cancelled:
-            return {}
-        self._granted, self.event_id = granted, session.new_id()
-        records.keep_session(state_dir, self.id, self.cwd, self.agent, one_line(text, MAX_TITLE))
+        records.keep_session(state_dir, self.id, self.cwd, agent, one_line(text, SHOWN))
         while self.notes:
             await self.tell(updates.chunk(updates.CHUNKS["text"], self.notes.pop(0) + "\n\n"))
+        if self._cancelled:
+            return {}
+        self.event_id = event_id = session.new_id()  # from here to the question nothing is waited for
+        telling = updates.Telling(event_id, workdir or own)
+        stored = state_dir, agent, self.key, event_id
         news: asyncio.Queue[RuntimeEvent | None] = asyncio.Queue(MAX_WAITING)
 
         def hear(event: RuntimeEvent) -> None:
-            with suppress(asyncio.QueueFull):  # it comes from what is stored
+            if not news.full():  # else it comes from what is stored
                 news.put_nowait(event)
 
-        message = Message(self.agent, self.key, text, event_id=self.event_id, workdir=workdir, files=files)
-        telling = updates.Telling(self.event_id, workdir or own)
-        following = asyncio.ensure_future(self._follow(telling, news))
+        message = Message(agent, self.key, text, event_id=event_id, workdir=workdir, files=files)
+        following = asyncio.ensure_future(self._follow(telling, news, stored))
         try:
             answer = await session.ask(message, listener=hear)
             await news.put(None)
             await following
         finally:
             following.cancel()
-        for update in telling.end(answer, await self._stored()):
+        for update in telling.end(answer, await asyncio.to_thread(turn_messages, *stored)):
             await self.tell(update)
-        told = updates.outcome(answer)
-        if told is None and answer.error is not None:
-            raise GoondanError(answer.error)
-        return told or {}
+        return updates.outcome(answer)
 
-    async def _follow(self, telling: updates.Telling, news: asyncio.Queue[RuntimeEvent | None]) -> None:
+    async def _follow(self, telling: updates.Telling, news: asyncio.Queue[RuntimeEvent | None], stored: Any) -> None:
         while (event := await news.get()) is not None:
-            told = telling.stored(await self._stored()) if telling.wants_stored(event) else []
-            for update in [*told, *telling.hear(event)]:
+            found = await asyncio.to_thread(turn_messages, *stored) if telling.wants_stored(event) else []
+            for update in [*telling.stored(found), *telling.hear(event)]:
                 await self.tell(update)
-
-    async def _stored(self) -> list[Any]:
-        where = self._side.place.state_dir, self.agent, self.key, self.event_id
-        with suppress(GoondanError):  # the answer still has its text
-            return await asyncio.to_thread(turn_messages, *where)
-        return []
 
     async def _grant(self, state_dir: str) -> bool:
         """Whether tools may work in the editor's folder. A client that does not say means no."""
         folder = os.path.realpath(self.cwd)
-        granted = records.read(state_dir)["folders"].get(folder)
+        granted: bool | None = records.read(state_dir)["folders"].get(folder)
         if granted is None:
-            title = f"Let tools read and change what is in {one_line(folder, SHOWN)}?"
-            said = await self._choose("folder", {"title": title, "locations": [{"path": folder}]}, FOLDER)
+            said = await self._choose("folder", {"title": f"Let tools work in {one_line(folder, SHOWN)}?"}, FOLDER)
             granted = said in ("allow_always", "allow_once")
             if said in ("allow_always", "reject_always"):
                 records.change(state_dir, lambda kept: kept["folders"].update({folder: granted}))
-        if not granted:
-            self.notes.append(
-                f"Tools do not work in {one_line(folder, SHOWN)}, because you have not allowed it, but in a folder of "
-                "this conversation. `gdn acp --ask-again` forgets such answers."
-            )
         return granted
 
     async def _choose(self, name: str, call: Result, answers: Mapping[str, str]) -> str | None:
@@ -380,22 +350,22 @@ class Conversation:
         asking = asyncio.ensure_future(self._side.client.send_request("session/request_permission", asked))
         self._asking.setdefault(name, asking)
         await asyncio.wait({asking})
-        told = None if asking.cancelled() or asking.exception() else asking.result()
-        outcome = told.get("outcome") if isinstance(told, dict) else None
-        chosen = outcome.get("optionId") if isinstance(outcome, dict) else None
-        return next((kind for kind in answers if kind == chosen), None)
+        with suppress(RequestError, LookupError, TypeError):
+            if not asking.cancelled() and (chosen := asking.result()["outcome"]["optionId"]) in answers:
+                return str(chosen)
+        return None
 
     async def _permission(self, waiting: Waiting, asked: Questions) -> None:
         """Ask the client about a call. What it does not answer stays in the list, and is answered by a command."""
         with suppress(GoondanError):  # somebody was quicker, or its turn has ended
             lines = await asked.whole(waiting.code)
-            if waiting.yes_or_no:
-                title, kind = waiting.title[: updates.MAX_TITLE], updates.kind_of(waiting.title.partition(" ")[0])
-                call = {"title": title, "kind": kind, "content": [updates.block("\n".join(lines))]}
-                if (said := await self._choose(f"ask-{waiting.code}", call, CALL)) is not None:
-                    await asked.decide(waiting.code, yes=said == "allow_once")
-                    return
-            await self.tell(updates.chunk(updates.CHUNKS["text"], "\n".join(["", *lines, waiting.command, ""])))
+            kind = updates.kind_of(waiting.title.partition(" ")[0])
+            call = {"title": waiting.title[:SHOWN], "kind": kind, "content": [updates.block("\n".join(lines))]}
+            said = await self._choose(f"ask-{waiting.code}", call, CALL) if waiting.yes_or_no else None
+            if said is not None:
+                await asked.decide(waiting.code, yes=said == "allow_once")
+            else:
+                await self.tell(updates.chunk(updates.CHUNKS["text"], "\n".join(["", *lines, waiting.command, ""])))
 
 
 def _lay_down(session: Session, said: Sequence[prompts.Said], folder: str) -> list[FilePart]:

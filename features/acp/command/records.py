@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -28,11 +29,9 @@ MAX_KEPT: Final = 2000
 def read(state_dir: str) -> Records:
     """What is kept."""
     kept: Records = {}
-    try:
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         with open(os.open(f"{state_dir}/{FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             kept = msgspec.json.decode(file.read(), type=Records)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        pass
     return {"folders": {}, "sessions": {}, **kept}
 
 

@@ -41,7 +41,7 @@ PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n....").decode()
 def test_rubbish_is_refused_in_words(line: bytes, code: int) -> None:
     with pytest.raises(BadLine) as caught:
         read(line)
-    assert caught.value.code == code
+    assert caught.value.args[0]["code"] == code
 
 
 def test_a_line_that_was_too_long_is_refused() -> None:

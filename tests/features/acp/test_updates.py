@@ -15,6 +15,7 @@ from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import Answer
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from goondan.schemas.wire.usage import Usage
+from tests.checks import refuses
 
 WORKDIR = "/srv/shop"
 
@@ -188,7 +189,7 @@ def test_waiting_and_progress_of_a_call() -> None:
     telling = Telling("t", WORKDIR)
     told = telling.hear(tool("tool.waits")) + telling.hear(tool("tool.progress", done=2.0, total=5.0, message="a\x1bb"))
     assert [update["status"] for update in told] == ["pending", "pending", "in_progress"]
-    assert told[-1]["content"][0]["content"]["text"] == "2 of 5 a\\x1bb"
+    assert told[-1]["content"][0]["content"]["text"] == "a\\x1bb"
     assert_fits_the_protocol(told)
 
 
@@ -236,7 +237,7 @@ def test_what_is_long_is_shortened() -> None:
     told = Telling("t", WORKDIR).stored([model(("c1", "bash__exec", {"command": long * 3})), result("c1", long)])
     assert "rawInput" not in told[0]
     assert len(told[0]["title"]) <= updates.MAX_TITLE
-    assert told[1]["content"][0]["content"]["text"].endswith("[… 7 characters more]")
+    assert told[1]["content"][0]["content"]["text"].endswith("[…]")
 
 
 def test_a_conversation_is_replayed_in_order() -> None:
@@ -278,11 +279,11 @@ def test_why_a_turn_ended(answer: Answer, reason: str) -> None:
 
 
 def test_a_turn_that_failed_has_no_result() -> None:
-    assert outcome(Answer(turn_id="T", status="failed", error=error_payload("E_AGENT_FAILED", "no"))) is None
+    with refuses("E_AGENT_FAILED"):
+        outcome(Answer(turn_id="T", status="failed", error=error_payload("E_AGENT_FAILED", "no")))
 
 
 def test_usage_in_the_words_of_the_protocol() -> None:
     told = outcome(answered("x", usage=Usage(input_tokens=5, output_tokens=3, reasoning_tokens=1, model_calls=1)))
-    assert told is not None
     assert (told["usage"]["totalTokens"], told["usage"]["thoughtTokens"]) == (8, 1)
     PromptResponse.model_validate(told)

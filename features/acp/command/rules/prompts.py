@@ -28,11 +28,7 @@ INVALID_REQUEST: Final = -32600
 
 
 class BadLine(Exception):
-    """A line that is no message, with the code of the error."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
+    """A line that is no message, with the error of JSON-RPC for it."""
 
 
 class _Message(Struct):
@@ -53,14 +49,14 @@ def read_message(line: bytes | None, size: int, limit: int) -> dict[str, Any]:
     BadLine.
     """
     if line is None:
-        raise BadLine(INVALID_REQUEST, f"a message of {size} bytes; at most {limit}")
+        raise BadLine({"code": INVALID_REQUEST, "message": f"a message of {size} bytes; at most {limit}"})
     try:
         message: dict[str, Any] = msgspec.json.decode(line)
         msgspec.convert(message, _Message)
     except msgspec.ValidationError as error:
-        raise BadLine(INVALID_REQUEST, f"the line is no message of JSON-RPC: {error}") from None
+        raise BadLine({"code": INVALID_REQUEST, "message": f"no message of JSON-RPC: {error}"}) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadLine(PARSE_ERROR, "the line is no JSON") from None
+        raise BadLine({"code": PARSE_ERROR, "message": "the line is no JSON"}) from None
     return message
 
 

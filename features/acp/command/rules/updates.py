@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.schemas.text.visible import argument_line, visible_line
+from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Answer
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 
@@ -36,8 +37,6 @@ MAX_ARGUMENTS: Final = 8 << 10
 AGAIN: Final = "\n\n[what follows takes the place of this]\n\n"
 #: The kinds of live events that are pieces of text, and their updates.
 CHUNKS: Final = {"text": "agent_message_chunk", "reasoning": "agent_thought_chunk"}
-#: Live events before which a message was stored.
-_STORED_BEFORE: Final = ("tool.called", "tool.completed", "tool.failed")
 _STATUS: Final = {"tool.waits": "pending", "tool.completed": "completed", "tool.failed": "failed"}
 
 #: The kinds of calls, by a word of the tool's name. The first row with such a word counts.
@@ -50,8 +49,7 @@ KINDS: Final = {
     "search": "search find grep glob",
     "read": "read cat list view open show",
 }
-#: The kinds that are about a file; the names of arguments that say which, and what it is before and after an edit.
-_ABOUT_FILES: Final = ("edit", "delete", "move", "search", "read")
+#: The names of arguments that say which file a call is about, and what it is before and after an edit.
 _PATH: Final = ("path", "file_path", "filePath", "file", "filename", "source")
 _BEFORE: Final = ("old_string", "oldText", "old_text", "old_str", "oldString")
 _AFTER: Final = ("new_string", "newText", "new_text", "new_str", "newString", "content")
@@ -72,12 +70,11 @@ def call_of(call_id: str, tool: str, args: Any, workdir: str) -> Update:
     title, kind = visible_line(f"{tool} {argument_line(args)}".strip())[:MAX_TITLE], kind_of(tool)
     told: Update = {"sessionUpdate": "tool_call", "toolCallId": call_id, "title": title, "kind": kind}
     told["status"] = "pending"
-    if not isinstance(args, dict):
-        return told
+    args = args if isinstance(args, dict) else {}
     if len(msgspec.json.encode(args)) <= MAX_ARGUMENTS:
         told["rawInput"] = args
     path, before, after = (_named(args, names) for names in (_PATH, _BEFORE, _AFTER))
-    if kind in _ABOUT_FILES and path and "\0" not in path and "://" not in path:
+    if kind not in ("execute", "fetch", "other") and path and "\0" not in path and "://" not in path:
         place = posixpath.normpath(posixpath.join(workdir, path))
         told["locations"] = [{"path": place}]
         if kind == "edit" and after is not None and not args.get("append") and len(f"{before}{after}") <= MAX_DIFF:
@@ -101,8 +98,7 @@ def result_of(call_id: str, part: dict[str, Any]) -> Update:
     shown = result["error"]["message"] if failed else result.get("output")
     if not isinstance(shown, str):
         shown = msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
-    more = len(shown) - MAX_RESULT
-    return {**told, "content": [block(shown[:MAX_RESULT] + (f"\n[… {more} characters more]" if more > 0 else ""))]}
+    return {**told, "content": [block(shown if len(shown) <= MAX_RESULT else f"{shown[:MAX_RESULT]}\n[…]")]}
 
 
 def block(text: str) -> Update:
@@ -139,7 +135,7 @@ class Telling:
 
     def wants_stored(self, event: RuntimeEvent) -> bool:
         """Whether the messages that are stored so far have to be read before this event is heard."""
-        return event.kind in _STORED_BEFORE or 0 < self._step < event.step
+        return event.kind in ("tool.called", "tool.completed", "tool.failed") or 0 < self._step < event.step
 
     def hear(self, event: RuntimeEvent) -> list[Update]:
         """The updates of a live event."""
@@ -158,8 +154,7 @@ class Telling:
         status = _STATUS.get(event.kind, "in_progress")
         update: Update = {"sessionUpdate": "tool_call_update", "toolCallId": call_id, "status": status}
         if event.kind == "tool.progress":
-            done = [f"{number:g}" for number in (event.done, event.total) if number is not None]
-            update["content"] = [block(visible_line(f"{' of '.join(done)} {event.message or ''}".strip()))]
+            update["content"] = [block(visible_line(event.message or f"{event.done} of {event.total}"))]
         return [*told, update]
 
     def stored(self, messages: Sequence[Any]) -> list[Update]:
@@ -234,22 +229,17 @@ class Telling:
         return told
 
 
-#: Why a model stops by itself because it refuses, in the words of the vendors.
-_REFUSALS: Final = ("refusal", "content_filter", "content-filter", "safety")
-
-
-def outcome(answer: Answer) -> Update | None:
-    """The result of a prompt: why the turn ended, and what it has used. None: it failed, and the error says why."""
-    reason = "max_tokens" if answer.cut_off else "end_turn"
-    if answer.status == "failed":
-        cancelled = answer.error is not None and answer.error.code == "E_CANCELLED"
-        if not cancelled and answer.finish_reason != "max_steps":
-            return None
-        reason = "cancelled" if cancelled else "max_turn_requests"
-    elif answer.finish_reason in _REFUSALS:
-        reason = "refusal"
-    if (used := answer.usage) is None:
+def outcome(answer: Answer) -> Update:
+    """The result of a prompt: why the turn ended, and what it has used. Raises GoondanError: why it failed."""
+    refused = answer.finish_reason in ("refusal", "content_filter", "content-filter", "safety")  # as vendors say it
+    reason = "max_tokens" if answer.cut_off else "refusal" if refused else "end_turn"
+    if answer.error is not None and answer.error.code == "E_CANCELLED":
+        reason = "cancelled"
+    elif answer.finish_reason == "max_steps":
+        reason = "max_turn_requests"
+    elif answer.error is not None:
+        raise GoondanError(answer.error)
+    if (of := answer.usage) is None:
         return {"stopReason": reason}
-    tokens = {"inputTokens": used.input_tokens, "outputTokens": used.output_tokens}
-    parts = {"thoughtTokens": used.reasoning_tokens, "cachedReadTokens": used.cached_tokens}
-    return {"stopReason": reason, "usage": {"totalTokens": sum(tokens.values()), **tokens, **parts}}
+    tokens = {"inputTokens": of.input_tokens, "outputTokens": of.output_tokens, "thoughtTokens": of.reasoning_tokens}
+    return {"stopReason": reason, "usage": {**tokens, "totalTokens": of.input_tokens + of.output_tokens}}
