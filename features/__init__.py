@@ -163,7 +163,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("command",),
         commands={"usage": "Show the tokens that models have used, and what they cost."},
     ),
-    Feature("telemetry", ("wire", "bundle", "broker", "status", "process")),
+    Feature("telemetry", ("wire", "bundle", "broker", "status", "process", "door")),
     Feature("waits", ("broker",)),
     Feature(
         "budgets",

@@ -18,10 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.schemas.system import startup
+from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame, Welcome
 
 #: How long queued frames may take to leave (seconds).
 LINGER_S: Final = 0.2
@@ -41,10 +42,15 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
     return made
 
 
-def run(name: str, options: argparse.Namespace, life: Callable[[str], Coroutine[Any, Any, int]]) -> int:
-    """Be the program of this name: `life` gets the token, and its result is returned. Else 1 when the broker refused
-    us, or 2 for bad usage. Call `close_memory` before: secret variables (Program.secrets) are in our environment then.
+#: What a program does: it gets its arguments and its token, and returns its status.
+Life = Callable[[argparse.Namespace, str], Coroutine[Any, Any, int]]
+
+
+def run(name: str, options: argparse.Namespace, life: Life) -> int:
+    """Be the program of this name. Its secret variables (Program.secrets) are in our environment then. Returns what
+    `life` returns; else 1 when the broker refused us, or 2 for bad usage.
     """
+    secrecy.close_memory()
     startup.close_to_others()
     startup.die_with_parent(options.parent_pid)
     startup.set_process_name(f"gdn-{name}")
@@ -53,11 +59,28 @@ def run(name: str, options: argparse.Namespace, life: Callable[[str], Coroutine[
         with open(options.secrets_fd, "rb") as source:
             os.environb.update(msgspec.msgpack.decode(source.read(), type=dict[bytes, bytes]))
     try:
-        return asyncio.run(life(startup.read_token(options.token_fd, options.token_file)))
+        return asyncio.run(life(options, startup.read_token(options.token_fd, options.token_file)))
     except GoondanError as error:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
         startup.report_failure(options.ready_fd, error.info)
         return 2 if error.info.code == "E_USAGE" else 1
+
+
+def link(
+    options: argparse.Namespace,
+    token: str,
+    on_welcome: Callable[[Welcome], None],
+    on_frame: Callable[[Frame], None] = lambda frame: None,
+) -> Link:
+    """The link of a program to the broker."""
+    return Link(
+        options.endpoint,
+        token,
+        on_frame=on_frame,
+        on_welcome=on_welcome,
+        by_reference=False,
+        broker_uid=options.broker_uid,
+    )
 
 
 async def begin(link: Link, options: argparse.Namespace) -> asyncio.Future[None]:

@@ -23,7 +23,7 @@ from goondan.schemas.bundle.address import instance_dir, path_segment, segment_k
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces.turn_notes import CONVERSATION_FILE, CONVERSATION_FORMAT
 from goondan.schemas.wire import codec, errors, frames
-from goondan.schemas.wire.usage import ROWS, Usage, part_of, read_used, total_of
+from goondan.schemas.wire.usage import ROWS, Part, Usage, Used, part_of, read_used, total_of
 
 _T = TypeVar("_T")
 
@@ -276,9 +276,19 @@ class _Made(Struct, rename="camel"):
     created_at: str
 
 
+def used_by(place: ConversationFile) -> list[tuple[Part, Used]]:
+    """What all model calls of ended turns of an instance have used, by day, model and currency. Raises GoondanError
+    E_STATE.
+    """
+    return read_file(place, _parts) or []
+
+
 def _used(db: sqlite3.Connection) -> Usage | None:
-    """What all model calls of ended turns have used."""
+    parts = _parts(db)
+    return total_of(parts) if parts else None
+
+
+def _parts(db: sqlite3.Connection) -> list[tuple[Part, Used]]:
     # A range, and not LIKE: the names of rows are told apart by letter case.
     rows = db.execute("SELECT name, value FROM meta WHERE name >= ? AND name < ?", (ROWS, ROWS[:-1] + "0"))
-    parts = [(part, used) for name, value in rows if (part := part_of(name)) and (used := read_used(value))]
-    return total_of(parts) if parts else None
+    return [(part, used) for name, value in rows if (part := part_of(name)) and (used := read_used(value))]

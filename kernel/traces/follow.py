@@ -11,6 +11,7 @@ Source: docs/design/traces.md; schemas/system/trace_index.py.
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from typing import Final
@@ -37,6 +38,7 @@ LOOK_S: Final = 1.0
 MAX_LOOK_S: Final = 30.0
 #: How old a turn is at most that has no row in its file: its beginning was not stored (seconds).
 BEGINS_S: Final = 600.0
+_log = logging.getLogger("traces")
 _STATE: Final = "SELECT status, answer FROM turns WHERE event_key = ?"
 
 
@@ -110,11 +112,15 @@ class Follower:
         return Ended(grow(turns, row.at), answer_of(found[1]))
 
     def settle(self, done: list[trace_index.NumberedRow]) -> None:
-        """These turns are done. Raises OSError when the position cannot be written."""
-        if done:
-            self._forget(done)
+        """These turns are done. If that cannot be written down, they come again after a crash."""
+        if not done:
+            return
+        self._forget(done)
+        try:
             os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
             replace_file(self._path, msgspec.json.encode(self.position))
+        except OSError as error:
+            _log.warning("the position in the traces cannot be written: %s", error.strerror)
 
     def _forget(self, rows: list[trace_index.NumberedRow]) -> None:
         gone = {row.seq for row in rows}

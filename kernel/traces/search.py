@@ -50,7 +50,7 @@ class Search:
         self._state_dir = state_dir
         self._now = now
         self._everywhere = everywhere
-        self._since = _running_since(state_dir)
+        self._since = running_since(state_dir)
 
     def trace(self, trace_id: str) -> TraceTree | None:
         """A whole trace; None when there is none with this id."""
@@ -178,7 +178,7 @@ def _names(name: str) -> list[str]:
     return names
 
 
-def _running_since(state_dir: str) -> str | None:
+def running_since(state_dir: str) -> str | None:
     """When the kernel of a workspace was started; None when none runs."""
     try:
         record = lock.read_record(state_dir)

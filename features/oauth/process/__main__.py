@@ -20,8 +20,6 @@ from goondan.features.oauth import process, wire
 from goondan.features.oauth.process import authority, vault
 from goondan.kernel.paths import key_file, root_of
 from goondan.kernel.supervisor import program_start
-from goondan.schemas.system import secrecy
-from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Welcome
@@ -37,18 +35,9 @@ log = logging.getLogger("oauth")
 class Keeper:
     """Takes orders from the link, and answers them."""
 
-    def __init__(
-        self, endpoint: str, token: str, open_vault: Callable[[], vault.Vault], broker_uid: int | None
-    ) -> None:
+    def __init__(self, options: argparse.Namespace, token: str, open_vault: Callable[[], vault.Vault]) -> None:
         self.authority = authority.Authority(open_vault, self._tell)
-        self.link = Link(
-            endpoint,
-            token,
-            on_frame=self._on_frame,
-            on_welcome=self._welcomed,
-            by_reference=False,
-            broker_uid=broker_uid,
-        )
+        self.link = program_start.link(options, token, self._welcomed, self._on_frame)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, options: argparse.Namespace) -> int:
@@ -96,7 +85,6 @@ class Keeper:
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until the end. Returns 0, 1 when the broker refused us, or 2 for bad usage."""
-    secrecy.close_memory()
     parser = program_start.parser("goondan.features.oauth.process", "Holds OAuth tokens for a kernel.")
     parser.add_argument("--key-file", help="the key that tokens are encrypted with (default: see docs/oauth.md)")
     options = parser.parse_args(arguments)
@@ -108,8 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
     def open_vault() -> vault.Vault:
         return vault.Vault(f"{options.state_dir}/oauth", root, vault.read_or_make(key, root))
 
-    async def life(token: str) -> int:
-        return await Keeper(options.endpoint, token, open_vault, options.broker_uid).run(options)
+    async def life(options: argparse.Namespace, token: str) -> int:
+        return await Keeper(options, token, open_vault).run(options)
 
     return program_start.run(wire.OAUTH, options, life)
 

@@ -11,32 +11,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.features.telemetry.bundle import DISABLED, ENDPOINTS
 from goondan.features.telemetry.wire import TELEMETRY
 from goondan.kernel import spawn
 from goondan.kernel.supervisor.programs import Program
 
 #: "true": texts, arguments and results are exported as well.
 CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-#: What is spoken, and the variables that can ask for something else.
-SPOKEN: Final = "http/protobuf"
-PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 #: Variables of each of which there is one for traces and one for everything.
-_BOTH: Final = ("TIMEOUT", "COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+_BOTH: Final = ("ENDPOINT", "PROTOCOL", "TIMEOUT", "COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+_OTLP: Final = [f"OTEL_EXPORTER_OTLP{of}_{name}" for name in _BOTH for of in ("", "_TRACES")]
 #: Keys for the collector. They come on a descriptor.
 SECRETS: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 
 
 #: The collector may be behind the same proxy as the servers of models.
 PROGRAM: Final = Program(
-    TELEMETRY,
-    "goondan.features.telemetry.process",
-    lambda state_dir: ["--state-dir", state_dir],
-    spawn.AGENT_ENVIRONMENT.union(
-        ENDPOINTS,
-        PROTOCOLS,
-        (f"OTEL_EXPORTER_OTLP{of}_{name}" for name in _BOTH for of in ("", "_TRACES")),
-        (DISABLED, CONTENTS, "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),
-    ),
+    *(TELEMETRY, "goondan.features.telemetry.process", lambda state_dir: ["--state-dir", state_dir]),
+    spawn.AGENT_ENVIRONMENT.union(_OTLP, (CONTENTS, "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")),
     SECRETS,
 )

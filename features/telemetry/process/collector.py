@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from contextlib import suppress
-from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, Literal, NamedTuple
 
@@ -29,25 +28,27 @@ MAX_WAIT_S: Final = 600.0
 #: end of one that drips does not come: the program ends instead, and the next one goes on at the position.
 STUCK_S: Final = 180.0
 
-#: `taken`: the collector has the spans. `smaller`: they are too many at once. `bad`: they are why it refuses, and it
-#: always will. `later`: everything else. What is wrong with an address or a key the owner can mend.
 Outcome = Literal["taken", "smaller", "bad", "later"]
-MEANING: Final[dict[int, Outcome]] = {
-    **dict.fromkeys(range(200, 300), "taken"),
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "smaller",
-    **dict.fromkeys((HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.INTERNAL_SERVER_ERROR), "bad"),
-}
 
 
 class Sent(NamedTuple):
     """What became of a batch."""
 
-    #: The outcome.
+    #: See `meaning`.
     outcome: Outcome
     #: For how long the collector wants to be left alone (seconds).
     retry_s: float = 0.0
     #: Why it was not taken, for a person. Nothing that a server has said.
     why: str = ""
+
+
+def meaning(status: int) -> Outcome:
+    """`taken`: the collector has the spans. `smaller`: they are too many at once. `bad`: they are why it refuses, and
+    it always will. `later`: everything else. What is wrong with an address or a key the owner can mend.
+    """
+    if 200 <= status < 300:
+        return "taken"
+    return "smaller" if status == 413 else "bad" if status in (400, 422, 500) else "later"
 
 
 class Collector(requests.Session):
@@ -86,5 +87,5 @@ class Collector(requests.Session):
         retry_s = 0.0
         with suppress(ValueError):
             retry_s = min(max(float(answer.headers.get("Retry-After", "")), 0.0), MAX_WAIT_S)
-        self._last = Sent(MEANING.get(answer.status_code or 0, "later"), retry_s, f"it answered {answer.status_code}")
+        self._last = Sent(meaning(answer.status_code or 0), retry_s, f"it answered {answer.status_code}")
         return answer

@@ -1,7 +1,7 @@
 """Exports turns: reads those that are over, and sends their spans.
 
-- While the collector is gone, one batch waits in memory, and nothing more is read: all that is kept is a position.
-  What is older than MAX_AGE_S when the collector is back is given up and counted.
+- While the collector is gone, one batch waits in memory, and nothing more is read: all that is kept is a position. A
+  batch that has waited for MAX_AGE_S is given up and counted, and so is each turn that is older when it is taken up.
 - What was sent before a crash and is not behind the position yet is sent again with the same ids: it is the same span
   once more.
 
@@ -81,10 +81,7 @@ class Exporter:
         more = self._turns.take_up(now)
         done = [row for row in self._turns.due(now) if self._is_read(row, now)]
         self._deliver()
-        try:
-            self._turns.settle(done)
-        except OSError as error:
-            log.warning("the position cannot be written, and spans may be sent again: %s", error.strerror)
+        self._turns.settle(done)
         self._say("exporting")
         return more
 
@@ -115,31 +112,23 @@ class Exporter:
     def _deliver(self) -> None:
         """Send the batch, until the collector has it or it is given up. Raises Left."""
         batch, self._batch, self._bytes = self._batch, [], 0
-        most, tries, since = MAX_SPANS, 0, ""
-        while batch := self._fresh(batch):
+        most, tries, began = MAX_SPANS, 0, 0.0
+        while batch:
             part = batch[:most]
             outcome, retry_s, why = self._collector.deliver(part)
-            if outcome == "later":
-                since = since or rfc3339_seconds(self._shell.clock())
-                self._say(f"waiting for the collector since {since}: {why}")
+            began = began or self._shell.clock()
+            if outcome == "later" and self._shell.clock() - began < MAX_AGE_S:
+                self._say(f"waiting for the collector since {rfc3339_seconds(began)}: {why}")
                 self._shell.rest(max(retry_s, min(2.0**tries, MOST_WAIT_S) * random.uniform(0.8, 1.2)))
                 tries = min(tries + 1, 10)
             elif outcome == "smaller" and len(part) > 1:
                 most = len(part) // 2
             else:
-                if outcome == "taken":
-                    self._sent += len(part)
-                else:
-                    self._dropped += len(part)
-                    log.warning("%d spans were given up: the collector does not take them: %s", len(part), why)
-                del batch[: len(part)]
-                tries = 0
-
-    def _fresh(self, batch: list[ReadableSpan]) -> list[ReadableSpan]:
-        oldest = (self._shell.clock() - MAX_AGE_S) * 1e9
-        found = [span for span in batch if (span.end_time or 0) >= oldest]
-        self._dropped += len(batch) - len(found)
-        return found
+                lost = 0 if outcome == "taken" else len(part)
+                if lost:
+                    log.warning("%d spans were given up: the collector does not take them: %s", lost, why)
+                self._sent, self._dropped = self._sent + len(part) - lost, self._dropped + lost
+                batch, tries, began = batch[len(part) :], 0, 0.0
 
     def _say(self, text: str) -> None:
         self._shell.tell(Exporting(text, self._sent, self._dropped, self._turns.position.given_up))

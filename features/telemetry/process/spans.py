@@ -21,17 +21,15 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from goondan.kernel.traces.rules.turn import ModelCall, Step, ToolCall, Trace, Waits, moment
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.traces.turn_notes import WHOLE_CHARS
-from goondan.schemas.wire import errors, frames, spans
+from goondan.schemas.wire import errors, spans
 
 #: What makes the spans, and the version of the conventions, as each batch says them.
 SCOPE: Final = InstrumentationScope("goondan", None, "https://opentelemetry.io/schemas/1.44.0")
 #: Providers of ours that the conventions know by another name. One that they do not know keeps its own.
 PROVIDERS: Final = {"responses": "openai", "": "unknown"}
 #: The attributes that have texts: what was said and done.
-CONTENTS: Final = (
-    *("gen_ai.input.messages", "gen_ai.output.messages"),
-    *("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
-)
+_CONTENTS: Final = ("input.messages", "output.messages", "tool.call.arguments", "tool.call.result")
+CONTENTS: Final = tuple(f"gen_ai.{name}" for name in _CONTENTS)
 #: Characters of one of these (JSON writes a character with six at most), and of any other text.
 MAX_CONTENT: Final = 7 * WHOLE_CHARS
 MAX_TEXT: Final = 500
@@ -50,10 +48,8 @@ class SpansOf:
         self._turn, self._resource, self._answer = turn, resource, answer
         known = turn.trace_id if spans.is_trace_id(turn.trace_id or "") else None
         self._trace_id = int(known or spans.trace_id_of(turn.turn_id), 16)
-        self._whose: Attributes = {}
-        if turn.agent != frames.OPERATOR_AGENT:
-            conversation = f"{turn.agent}/{turn.instance_key}"
-            self._whose = {"gen_ai.agent.name": turn.agent, "gen_ai.conversation.id": conversation}
+        conversation = f"{turn.agent}/{turn.instance_key}"
+        self._whose: Attributes = {"gen_ai.agent.name": turn.agent, "gen_ai.conversation.id": conversation}
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         turn, own = self._turn, spans.turn_span(self._turn.turn_id)
@@ -66,15 +62,16 @@ class SpansOf:
                     yield self._made(f"execute_tool {one.tool_name}", one.span_id, parent, one, self._of_tool(one))
             if step.step:
                 yield self._made(f"step {step.step}", span_id, own, step, {"goondan.step": step.step})
-        name = f"invoke_agent {turn.agent}" if self._whose else "operator call"
-        yield self._made(name, own, turn.parent_span_id, turn, self._of_turn())
+        yield self._made(f"invoke_agent {turn.agent}", own, turn.parent_span_id, turn, self._of_turn())
 
     def _of_turn(self) -> Attributes:
         turn = self._turn
-        found = self._whose | _fields("goondan.turn", turn, "turn_id event_id status attempt")
+        found = (
+            self._whose
+            | {"gen_ai.operation.name": "invoke_agent"}
+            | _fields("goondan.turn", turn, "turn_id event_id status attempt")
+        )
         found |= _fields("goondan.wait", turn.waits or Waits(), "queue_ms place_ms model_ms person_ms lost_ms")
-        if self._whose:
-            found["gen_ai.operation.name"] = "invoke_agent"
         if self._answer is not None:
             found[CONTENTS[0]] = _message("user", turn.message or "")
             found[CONTENTS[1]] = _message("assistant", self._answer, finish_reason="stop")
@@ -114,19 +111,17 @@ class SpansOf:
     def _made(self, name: str, span_id: str | None, parent: str | None, of: Told, found: Attributes) -> ReadableSpan:
         """The span of `of`, with the attributes that were found, but for those that are None."""
         around = self._context(parent) if spans.is_span_id(parent or "") else None
-        asked = isinstance(of, Trace) and not of.awaited and around is not None
         start = _ms(of.started_at)
         end = start + of.duration_ms if of.duration_ms is not None else _ms(self._turn.ended_at or self._turn.last_at)
         fault = _fault(of)
-        if fault is not None:
-            found["error.type"] = fault[0]
+        found["error.type"] = fault and fault[0]
         return ReadableSpan(
             str(_sound("", name)),
             self._context(span_id),
             around,
             self._resource,
             {key: _sound(key, value) for key, value in found.items() if value is not None},
-            links=[Link(around, {"goondan.awaited": False})] if asked and around is not None else [],
+            links=[Link(around, {"goondan.awaited": False})] if around and not getattr(of, "awaited", True) else [],
             kind=SpanKind.CLIENT if isinstance(of, ModelCall) else SpanKind.INTERNAL,
             status=Status() if fault is None else Status(StatusCode.ERROR, str(_sound("", fault[1]))),
             start_time=start * 1_000_000,
@@ -145,13 +140,12 @@ def _fields(prefix: str, of: object, names: str) -> Attributes:
 
 def _fault(of: Told) -> tuple[str, str] | None:
     """The type and the text of the error of something that failed; None: it did not."""
-    error = None if isinstance(of, ModelCall | ToolCall) else of.error
-    if error is not None:
+    if (error := getattr(of, "error", None)) is not None:
         return error.code, error.message
-    if isinstance(of, Step) or of.status in ("completed", "answered", "ok", "pending"):
-        return None
-    code = of.status if isinstance(of, Trace) else of.code or of.status
-    return code, of.message if isinstance(of, ToolCall) and of.message else code
+    status = getattr(of, "status", "ok")
+    code = getattr(of, "code", None) or status
+    good = status in ("completed", "answered", "ok", "pending")
+    return None if good else (code, of.message if isinstance(of, ToolCall) and of.message else code)
 
 
 def _message(role: str, text: str, **more: str) -> str:
@@ -173,5 +167,4 @@ def _sound(name: str, value: Any) -> Any:
 
 def _ms(at: str | None) -> int:
     """A time in milliseconds since 1970; 0 for what is none."""
-    found = moment(at)
-    return found if found is not None and 0 <= found < _MOST_MS else 0
+    return max(0, min(moment(at) or 0, _MOST_MS))

@@ -145,8 +145,8 @@ def test_every_name_is_of_the_conventions_in_the_version_that_we_say() -> None:
             assert_genai_span_compliant(span)
     source = Path(of_turns.__file__).read_text()
     literals = set(re.findall(r'"((?:gen_ai|error)\.[a-z_.]+)"', source))
-    assert literals - {"gen_ai.usage"} <= known
-    assert len(literals) > 15
+    assert literals - {"gen_ai.usage"} <= known  # it is the beginning of two
+    assert len(literals) == 15
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_every_name_is_of_the_conventions_in_the_version_that_we_say() -> None:
 def test_what_an_answer_means(server: Server, status: int, outcome: str) -> None:
     there = f"http://127.0.0.1:{server.server_port}/"
     server.answer = lambda request: say(request, status, b"\x1b[2J secret", Location=there)
-    assert Collector().deliver(spans()) == Sent(outcome, 0.0, f"it answered {status}")  # type: ignore[arg-type]
+    assert Collector().deliver(spans()) == (outcome, 0.0, f"it answered {status}")
     assert len(server.bodies) == 1
 
 

@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
+from prometheus_client.parser import text_string_to_metric_families
 from pytest_genai_semconv import assert_genai_span_compliant
 
 from goondan.kernel.spawn import AGENT_ENVIRONMENT
@@ -152,3 +155,23 @@ async def test_what_was_done_without_a_collector_or_an_exporter_arrives_later(ke
     async with OtelTapHttpProtobufReceiver(OtelTapHttpProtobufReceiverSettings(http_port=port)) as receiver:
         assert attributes(await turn_of(receiver, "main"))["goondan.turn.status"] == "completed"
     assert KEY not in kernel.log("telemetry")
+
+
+@pytest.mark.feature("serve")
+def test_metrics_are_for_those_who_may_look(kernel: Sandbox) -> None:
+    from tests.features.serve.process.test_gdn_serve import door
+
+    tokens = kernel.home / "tokens"
+    tokens.write_text("prometheus look looker-0123456789 *\n")
+    tokens.chmod(0o600)
+    with door(kernel, "--token-file", str(tokens)) as told:
+        request = urllib.request.Request(f"{told['url']}/metrics")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=10)
+        assert refused.value.code == 401
+        request.add_header("Authorization", "Bearer looker-0123456789")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            found = {sample.name: sample for family in families for sample in family.samples}
+    assert found["goondan_up"].value == 1
+    assert {"goondan_model_calls_total", "goondan_process_memory_bytes", "goondan_places"} <= found.keys()
