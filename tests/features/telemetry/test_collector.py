@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -195,7 +196,7 @@ def test_a_hundred_megabytes_back_are_not_read(server: Server) -> None:
 
 def test_a_collector_that_closes_or_says_nothing_is_tried_again_later(server: Server) -> None:
     sender = Collector()
-    server.answer = lambda request: request.connection.close()
+    server.answer = lambda request: request.connection.shutdown(socket.SHUT_RDWR)
     assert sender.deliver(spans()).outcome == "later"
     let_go = threading.Event()
     server.answer = lambda request: (let_go.wait(10), None)[1]
