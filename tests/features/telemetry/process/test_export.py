@@ -169,6 +169,7 @@ def test_metrics_are_for_those_who_may_look(kernel: Sandbox) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=10)
         assert refused.value.code == 401
+        refused.value.close()
         request.add_header("Authorization", "Bearer looker-0123456789")
         with urllib.request.urlopen(request, timeout=10) as answer:
             families = text_string_to_metric_families(answer.read().decode())
