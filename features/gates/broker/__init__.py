@@ -406,7 +406,7 @@ class Gates(Part):
         held_ms = max(0, round((gate.held_until(now) - now) * 1000))
         for key, place in places.items():
             asked = self._who(key)
-            connection = None if asked is None or not asked.event.live else self._connection(key, asked)
+            connection = None if asked is None or not asked.event.work.tells else self._connection(key, asked)
             if asked is not None and connection is not None:
                 told = wire.PlaceInLine(key[1], place, held_ms)
                 self._bus.send(connection, Frame("model.line", event_id=asked.event.id, payload=to_raw(told)))

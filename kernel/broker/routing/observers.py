@@ -193,29 +193,25 @@ class Observers(Part, OfEvents):
         it is here.
         """
         if frame is not None:
-            event.work.observed = self._is_wanted(event)
-            frame.live = frame.live or event.work.observed
+            event.work.tells = frame.live = self._is_wanted(event)
 
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """An agent's process is back, perhaps with a turn: it may not have heard that somebody listens."""
         if self._known and peer.instance is not None and peer.instance.leased is not None:
-            peer.instance.leased.work.observed = False
+            peer.instance.leased.work.tells = False
             self._follow()
 
     def _follow(self) -> None:
-        """Tell the processes of which somebody begins to hear, or nobody does any more. Where the asker listens, they
-        tell in any case.
-        """
+        """Tell the processes of which somebody begins to hear, or nobody does any more."""
         for connection in self._bus.presence.connections[AGENTS].values():
             event = None if connection.instance is None else connection.instance.leased
-            if event is None or event.live or event.work.observed == self._is_wanted(event):
-                continue
-            wanted = event.work.observed = not event.work.observed
-            self._bus.send(connection, Frame("listen", event_id=event.id, epoch=event.instance.epoch, live=wanted))
+            if event is not None and event.work.tells != self._is_wanted(event):
+                tells = event.work.tells = not event.work.tells
+                self._bus.send(connection, Frame("listen", event_id=event.id, epoch=event.instance.epoch, live=tells))
 
     def _is_wanted(self, event: Event) -> bool:
-        """Whether somebody hears what its turn tells now."""
-        return any(not one.window.missed and one.hears(event) for one in self._all())
+        """Whether its asker wants to hear what its turn tells, or an observer hears it now."""
+        return event.live or any(not one.window.missed and one.hears(event) for one in self._all())
 
     # --- news
 

@@ -242,8 +242,8 @@ class Work(Struct, eq=False):
     step: int = 0
     #: What its holder says that the turn waits for: since when this broker knows it, and a RuntimeEvent.
     wait: tuple[float, Raw] | None = None
-    #: Its holder sends live events because observers hear of it.
-    observed: bool = False
+    #: Its holder was told to send live events.
+    tells: bool = False
     #: A holder that is silent until this moment counts as hung (seconds on the broker's clock).
     lease_until: float = 0.0
     #: Its answer.

@@ -373,7 +373,7 @@ class Mailbox:
         self.holding[instance] = None
         event.state = "leased"
         work = event.work
-        work.progressed, work.wait, work.observed, work.lease_until = False, None, False, now + LEASE_S
+        work.progressed, work.wait, work.tells, work.lease_until = False, None, event.live, now + LEASE_S
 
     def give_back(self, instance: Instance) -> None:
         """The leased event was not delivered, or was released: put it back to the front. No attempt is counted."""

@@ -75,7 +75,9 @@ class World:
     def agent(self, name: str, key: str = "k", tree: str = "", *, live: bool = False) -> Any:
         address = f"agent/{name}/{key}"
         instance = SimpleNamespace(epoch=1, leased=None)
-        instance.leased = SimpleNamespace(id=f"e-{key}", root=tree or f"e-{key}", live=live, instance=instance)
+        instance.leased = SimpleNamespace(
+            id=f"e-{key}", root=tree or f"e-{key}", work=SimpleNamespace(tells=live), instance=instance
+        )
         claims = SimpleNamespace(agent=name, instance_key=key)
         fields = {"address": address, "claims": claims, "incarnation": f"i-{key}", "instance": instance}
         connection = SimpleNamespace(**fields, cls=AGENTS, ident=address.encode())

@@ -198,6 +198,32 @@ def test_an_agent_whose_asker_listens_is_told_nothing_and_the_asker_hears_as_bef
     assert world.router.bus.counters["live"] == 2
 
 
+def test_an_asker_who_wants_to_hear_in_mid_turn_does_not_keep_an_observer_from_it() -> None:
+    world, agent = working()
+    world.clients[0].ask("c0e0", live=True)
+    run(world)
+    assert world.router.bus.mailbox.events["c0e0"].live and not there(agent.held).live
+    observing = Observing(world)
+    observing.observe()
+    assert [(frame.type, frame.live) for frame in observing.to_agents] == [("listen", True)]
+
+
+def test_what_agents_ask_each_other_has_the_root_of_the_message() -> None:
+    world = World()
+    world.patience_s = 60.0
+    observing = Observing(world)
+    observing.observe(rootEvent="c0e0")
+    observing.observe(rootEvent="c0e0", agent="reviewer")
+    observing.observe(rootEvent="c0e0~q")
+    world.clients[0].ask("c0e0")
+    world.clients[0].ask("c0e1", key="other")
+    world.settle()
+    world.settle()
+    told = {(frame.in_reply_to, frame.from_, frame.event_id) for frame in world.clients[1].observed}
+    assert told == {("o1", "coder", "c0e0"), ("o1", "reviewer", "c0e0~q"), ("o2", "reviewer", "c0e0~q")}
+    assert world.clients[0].answers.keys() == {"c0e0", "c0e1"}
+
+
 def test_later_turns_tell_while_somebody_observes_their_agent() -> None:
     world = World()
     observing = Observing(world)
@@ -217,6 +243,7 @@ def test_a_process_that_comes_back_with_its_turn_is_told_again() -> None:
     world, agent = working()
     observing = Observing(world)
     observing.observe()
+    assert world.router.bus.mailbox.events["c0e0"].work.tells
     agent.wire.cut(reconnect=True)
     while agent.wire.up:
         data = agent.wire.up.popleft()
