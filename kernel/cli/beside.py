@@ -71,7 +71,8 @@ def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:
         log = open_log(f"{place.state_dir}/logs/{words[0]}.log")
         pid = start_program(
             command("goondan.kernel.cli", [*words, "--bundle", place.bundle, "--json"]),
-            env=environment(os.environ),
+            # Features have settings of their own, and the keys of models are none of them.
+            env=environment(os.environ, [name for name in os.environ if name.startswith("GOONDAN_")]),
             output_fd=writing,
             errors_fd=log,
         )
