@@ -24,7 +24,6 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, Final
 
-import h11
 import uvicorn
 from msgspec import Struct
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -130,6 +129,7 @@ class Connection(H11Protocol):
         self._room.let_in(self)
 
     def data_received(self, data: bytes) -> None:
+        # Also for the rest of a body whose request was answered before it had come: nobody wants it.
         if self._between:
             self._limit("head", self._bounds.head_s)
         super().data_received(data)
@@ -143,12 +143,6 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._free("write")
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:  # it was answered before it had come, and nobody wants the rest
-            self.transport.close()
-            self._limit("write", self._bounds.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in self._timers.values():
