@@ -160,7 +160,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "usage",
-        ("command",),
+        ("api", "door", "command"),
         commands={"usage": "Show the tokens that models have used, and what they cost."},
     ),
     Feature("telemetry", ("wire", "bundle", "broker", "status", "process", "door")),

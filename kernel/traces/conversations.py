@@ -201,8 +201,35 @@ def messages(state_dir: str, agent: str, key: str, generation: int = 0, last: in
     """
     place = place_of(state_dir, agent, key)
     rows = read_file(place, lambda db: list(_rows(db, generation, last))) or []
+    return [_decoded(place, row) for row in rows]
+
+
+#: A page ends before its messages are larger than this together (bytes), with one at least.
+MAX_PAGE_BYTES: Final = 8 << 20
+_PAGE: Final = "SELECT seq, message FROM base WHERE seq < ? ORDER BY seq DESC LIMIT ?"
+
+
+def page(
+    state_dir: str, agent: str, key: str, generation: int, before: int | None, number: int
+) -> tuple[list[Any], int | None]:
+    """At most `number` messages of one instance, the ones before a place, in order; and the place before them. None:
+    there are none; as an argument: the end. Raises GoondanError E_STATE.
+    """
+    place, latest = place_of(state_dir, agent, key), (1 << 62 if before is None else before)
+
+    def read(db: sqlite3.Connection) -> list[tuple[int, bytes]]:
+        return [] if _is_earlier(db, generation) else db.execute(_PAGE, (latest, number + 1)).fetchall()
+
+    rows = read_file(place, read) or []
+    taken, size = 0, 0
+    while taken < min(number, len(rows)) and (not taken or size + len(rows[taken][1]) <= MAX_PAGE_BYTES):
+        size, taken = size + len(rows[taken][1]), taken + 1
+    return [_decoded(place, data) for _, data in rows[:taken]][::-1], rows[taken - 1][0] if taken < len(rows) else None
+
+
+def _decoded(place: ConversationFile, data: bytes) -> Any:
     try:
-        return [msgspec.msgpack.decode(row) for row in rows]
+        return msgspec.msgpack.decode(data)
     except codec.DECODE_ERRORS as error:
         raise errors.fail("E_STATE", f"{place.path}: a message cannot be read: {error}") from None
 

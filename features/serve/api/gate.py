@@ -70,6 +70,8 @@ class Way(Route):
         super().__init__(path, endpoint, methods=[*methods], name=name)
         self.methods = {*methods}  # HEAD is not served
         self.role = role
+        #: What OpenAPI says of it: fields of Operation (routing.py) by name. Empty: nothing.
+        self.operation: Mapping[str, Any] = {}
         self.max_body = max_body if {*methods} - {"GET"} else 0
 
 

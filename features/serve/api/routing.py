@@ -41,6 +41,12 @@ class Asked(NamedTuple):
     #: The request itself.
     request: Request
 
+    @property
+    def agent(self) -> str:
+        """The agent that the path names. Raises GoondanError E_FORBIDDEN when it is none of the caller's."""
+        self.caller.check_agent(self.path["agent"])
+        return self.path["agent"]
+
 
 class Operation(NamedTuple):
     """One route."""
@@ -57,7 +63,7 @@ class Operation(NamedTuple):
     summary: str
     #: Makes the answer: a Response, or what is encoded as JSON.
     handler: Callable[[Asked], Awaitable[Any]]
-    #: The struct of the answer; None: a JSON object, as the command prints it.
+    #: The type of the answer, or a tuple of them; None: a JSON value, as the command prints it.
     answer: Any = None
     #: The structs of the query and of the body; None: there is none.
     query: type[Struct] | None = None
@@ -66,6 +72,8 @@ class Operation(NamedTuple):
     max_body: int = MAX_BODY
     #: It may answer with a stream of events.
     streams: bool = False
+    #: The type of an answer with the status 202.
+    later: Any = None
 
 
 #: Where all of them are.
@@ -76,7 +84,9 @@ def way(operation: Operation, swarm: Swarm) -> Way:
     """The way of a row."""
     endpoint = functools.partial(_answer, operation, swarm)
     role, limit = operation.role, operation.max_body
-    return Way(PREFIX + operation.path, endpoint, [operation.method], role=role, max_body=limit, name=operation.name)
+    made = Way(PREFIX + operation.path, endpoint, [operation.method], role=role, max_body=limit, name=operation.name)
+    made.operation = operation._asdict()
+    return made
 
 
 async def _answer(operation: Operation, swarm: Swarm, request: Request) -> Response:

@@ -19,12 +19,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
+from msgspec import Struct
+
 from goondan.features.serve.api import stored
 from goondan.features.serve.api.progress import News, Position, Progress, Reader
 from goondan.kernel.cli.attach import Kernel, hold
 from goondan.kernel.cli.one_message import Message, event_frame
 from goondan.kernel.cli.session import GONE, WELCOME_S, Listener, OpenFile, Session
 from goondan.kernel.cli.state import BundleTarget
+from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, FilePart, Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent
@@ -42,6 +45,8 @@ POLL_S: Final = 0.5
 #: How long a turn that is over is kept for readers that come back (seconds), and how many are.
 LINGER_S: Final = 30.0
 MAX_LINGERING: Final = 256
+#: How long a list of agents is good (seconds).
+AGENTS_S: Final = 5.0
 #: Turns that run, or are read, at once.
 MAX_TURNS: Final = 8192
 #: News without a position that are kept for readers. One that is slower misses some.
@@ -145,6 +150,30 @@ class Turn:
         self.change()
 
 
+class AgentRow(Struct, frozen=True):
+    """An agent of the bundle."""
+
+    #: Its name.
+    agent: str
+    #: Whether it gets the messages that name no agent.
+    entry: bool
+
+
+def _agents(place: BundleTarget) -> list[AgentRow]:
+    from goondan.kernel.bundle.loader import Asking, open_bundle  # few ask for it
+
+    plan = open_bundle(
+        place.bundle,
+        state_dir=place.state_dir,
+        handlers=False,
+        policy=place.policy,
+        asking=Asking(everything=True),
+        runs=False,
+    ).plan
+    names = sorted(filter(is_resource_name, plan.agents), key=lambda name: (name != plan.entry_agent, name))
+    return [AgentRow(name, name == plan.entry_agent) for name in names]
+
+
 class Swarm:
     """The kernel of one bundle, for all requests of the door. Use it with `async with`; nothing is looked for then."""
 
@@ -155,6 +184,7 @@ class Swarm:
         self._run = os.urandom(8).hex()
         self._count = 0
         self._turns: dict[str, Turn] = {}
+        self._agents: tuple[float, list[AgentRow]] | None = None
         self._ended: dict[str, None] = {}  # the turns that are over, the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -244,6 +274,13 @@ class Swarm:
         """Copy the files of a message to where its event names them. Raises the errors of Session.lay_down."""
         session = await self._session()
         return await asyncio.to_thread(session.lay_down, files)
+
+    async def agents(self) -> list[AgentRow]:
+        """The agents of the bundle, the entry agent first. Raises GoondanError when the bundle cannot be read."""
+        now = asyncio.get_running_loop().time()
+        if self._agents is None or self._agents[0] < now - AGENTS_S:
+            self._agents = now, await asyncio.to_thread(_agents, self.place)
+        return self._agents[1]
 
     async def entry_agent(self) -> str | None:
         """The agent that gets messages which name none. Raises GoondanError E_KERNEL_NOT_RUNNING."""

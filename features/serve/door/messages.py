@@ -346,8 +346,9 @@ OPERATIONS: Final = (
         body=Send,
         max_body=MAX_SENT,
         streams=True,
+        later=Accepted,
     ),
-    Operation("getMessage", "GET", _ID, "look", "The answer to a message.", look, Answered, WaitFor),
+    Operation("getMessage", "GET", _ID, "look", "The answer to a message.", look, Answered, WaitFor, later=Accepted),
     Operation(
         "followMessage", "GET", f"{_ID}/stream", "look", "The stream of a message.", follow, None, Where, streams=True
     ),

@@ -42,16 +42,20 @@ def list_(bundle: str | None, agent: str | None) -> None:
 
     Calls of `gdn call` have an agent of their own, which --agent _operator shows.
     """
-    place = locate(bundle)
+    rows = instance_rows(locate(bundle), agent)
+    emit(rows, instance_lines(rows))
+
+
+def instance_rows(place: BundleTarget, agent: str | None) -> list[dict[str, Any]]:
+    """The rows of `gdn instance list --json`."""
     running = _processes(place)
-    rows = [
+    return [
         {
             **found.document(),
             "status": running.get((found.agent, found.instance_key or ""), {}).get("status", "dormant"),
         }
         for found in instances(place.state_dir, agent)
     ]
-    emit(rows, instance_lines(rows))
 
 
 @click.command(name="show")
@@ -64,20 +68,8 @@ def show(agent: str, key: str, bundle: str | None) -> None:
     KEY is `default` if left out. AGENT/KEY will do as well.
     """
     agent, key = options.named(agent, key)
-    place, found = begun(agent, key, bundle)
-    process = _processes(place).get((agent, key))
-    document: dict[str, Any] = {**found.document(), "status": "dormant", "pid": None, "restarts": 0, "lastExit": None}
-    document |= process or {}
-    document["workdir"] = instance_workdir(place.state_dir, agent, key)
-    document["conversation"] = numbers = overview(place.state_dir, agent, key, _generation(place, agent))
-    document["events"], document["more"] = _events(place, agent, key)
-    document["lastTurn"] = None
-    try:
-        last = Search(place.state_dir, rfc3339(time.time())).last_alone(agent, key)
-        document["lastTurn"] = {"turnId": last.turn_id, "status": last.status, "startedAt": last.started_at}
-    except GoondanError as error:
-        if error.info.code != "E_TURN_NOT_FOUND":
-            raise
+    document = instance_document(locate(bundle), agent, key)
+    numbers = document["conversation"]
     parts = ("events", "lastTurn", "conversation")
     lines = [f"{name:<16} {plain.one_line(str(document[name]), 200)}" for name in document if name not in parts]
     lines += [f"{'messages':<16} {numbers.messages}{span_text(numbers)}", f"{'tokens':<16} {token_text(numbers.usage)}"]
@@ -86,6 +78,25 @@ def show(agent: str, key: str, bundle: str | None) -> None:
         lines.append(f"{'lastTurn':<16} {last_turn['turnId']} {last_turn['status']} {last_turn['startedAt']}")
     lines += [f"{event['state']:<16} {plain.one_line(event['eventId'], 200)}" for event in document["events"]]
     emit(document, lines)
+
+
+def instance_document(place: BundleTarget, agent: str, key: str) -> dict[str, Any]:
+    """The document of `gdn instance show --json`. Raises GoondanError E_INSTANCE_NOT_FOUND."""
+    found = found_instance(place, agent, key)
+    process = _processes(place).get((agent, key))
+    document: dict[str, Any] = {**found.document(), "status": "dormant", "pid": None, "restarts": 0, "lastExit": None}
+    document |= process or {}
+    document["workdir"] = instance_workdir(place.state_dir, agent, key)
+    document["conversation"] = overview(place.state_dir, agent, key, _generation(place, agent))
+    document["events"], document["more"] = _events(place, agent, key)
+    document["lastTurn"] = None
+    try:
+        last = Search(place.state_dir, rfc3339(time.time())).last_alone(agent, key)
+        document["lastTurn"] = {"turnId": last.turn_id, "status": last.status, "startedAt": last.started_at}
+    except GoondanError as error:
+        if error.info.code != "E_TURN_NOT_FOUND":
+            raise
+    return document
 
 
 @click.command(name="export")
@@ -136,12 +147,17 @@ def delete_instance(agent: str, key: str, bundle: str | None, *, force: bool, ye
 
 def begun(agent: str, key: str, bundle: str | None) -> tuple[BundleTarget, Instance]:
     """An instance, and whose it is. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
-    batch.check_instance(key)
     place = locate(bundle)
+    return place, found_instance(place, agent, key)
+
+
+def found_instance(place: BundleTarget, agent: str, key: str) -> Instance:
+    """An instance of a workspace. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
+    batch.check_instance(key)
     found = next(iter(instances(place.state_dir, agent, key)), None)
     if found is None:
         raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
-    return place, found
+    return found
 
 
 def span_text(numbers: Overview) -> str:

@@ -82,12 +82,12 @@ def trace_(
     if last and turn is not None:
         raise errors.fail("E_USAGE", "give TURN or --last, not both")
     agent, instance = options.named(agent, instance)
-    found = _find(state.state_of(find_bundle(bundle)), turn, agent, instance, search, last)
+    found = find_trace(state.state_of(find_bundle(bundle)), turn, agent, instance, search, last)
     found.total = total_of(found)
     emit(found, (waterfall_lines if waterfall else trace_lines)(found, style_of(sys.stdout)))
 
 
-def _find(
+def find_trace(
     state_dir: str, name: str | None, agent: str | None, instance: str | None, search: bool, last: bool
 ) -> Trace | TraceTree:
     """The part to show: a trace, or a turn with all turns that it led to. Raises GoondanError."""

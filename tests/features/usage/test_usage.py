@@ -12,7 +12,8 @@ import pytest
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload
 from goondan.agentproc.machine.turn import End
-from goondan.features.usage.command import Found, Sum, day_of, look, render, report
+from goondan.features.usage.api import Found, Sum, day_of, look, report
+from goondan.features.usage.command import render
 from goondan.kernel.cli.output import money, usage_line
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.traces.turn_notes import ModelDetail, encode_detail

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.kernel.cli.commands.traces import _find, message_lines, trace_lines
+from goondan.kernel.cli.commands.traces import find_trace, message_lines, trace_lines
 from goondan.kernel.cli.output import Style
 from goondan.kernel.traces import search as trace_search
 from goondan.kernel.traces.rules.tree import (
@@ -388,7 +388,7 @@ def test_the_last_messages_of_people_are_listed_without_what_agents_asked_and_op
     assert [one.event_id for one in search.messages(10)] == ["later", "e1", "e0"]
     assert [one.event_id for one in search.messages(1)] == ["later"]
     assert search.last().event_id == "call"
-    last = _find(str(state), None, None, None, False, True)
+    last = find_trace(str(state), None, None, None, False, True)
     assert isinstance(last, Trace)
     assert last.event_id == "later"
 

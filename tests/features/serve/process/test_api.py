@@ -13,7 +13,7 @@ import pytest
 
 from tests.features.serve.process.test_gdn_serve import door
 from tests.features.serve.streams import Api, Heard
-from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.kernel_fixture import BUNDLE, Sandbox, has_feature, sandbox
 from tests.process.model_servers import server
 
 SECOND = """\
@@ -213,6 +213,102 @@ def test_a_picture_comes_with_a_message(talker: Api, kernel: Sandbox) -> None:
     ] == [PNG]
 
 
+def test_what_there_is_is_shown_page_by_page(talker: Api, looker: Api) -> None:
+    call = 'call bash__exec {"command":"echo shown"}'
+    turns = [
+        talker.ask("POST", "/messages", {"text": text, "instance": "shown"})[2]["turnId"]
+        for text in (f"one|{call}|end", "two", 'call bash__exec {"command":7}|bad')
+    ]
+    assert looker.ask("GET", "/agents")[2] == [{"agent": "main", "entry": True}, {"agent": "other", "entry": False}]
+    assert talker.ask("GET", "/agents")[2] == [{"agent": "main", "entry": True}]
+    found = [row for row in looker.ask("GET", "/instances?agent=main")[2] if row["instanceKey"] == "shown"]
+    assert found and looker.ask("GET", "/instances?agent=other")[2] == []
+    shown = looker.ask("GET", "/agents/main/instance?instance=shown")[2]
+    assert shown["lastTurn"]["turnId"] == turns[-1] and shown["conversation"]["messages"] == 10
+
+    roles: list[str] = []
+    page: dict[str, Any] = {"before": ""}
+    while page["before"] is not None:
+        more = f"&before={page['before']}" if page["before"] else ""
+        page = looker.ask("GET", f"/agents/main/conversation?instance=shown&limit=3{more}")[2]
+        roles[:0] = [message["data"]["role"] for message in page["messages"]]
+    assert roles == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+
+    def listed(query: str) -> list[str]:
+        found = looker.ask("GET", f"/traces?instance=shown&{query}")
+        assert found[0] == 200, found
+        return [turn["turnId"] for turn in found[2]["traces"]]
+
+    assert listed("") == turns[::-1]
+    first = looker.ask("GET", "/traces?instance=shown&limit=2")[2]
+    assert listed(f"before={first['before']}") == turns[:1]
+    assert listed("tool=bash__*") == [turns[2], turns[0]]
+    assert listed("error=E_TOOL_INVALID_ARGS") == [turns[2]]
+    assert listed("text=ECHO") == [turns[0]] and listed("state=failed") == [] and listed("minCost=1") == []
+    trace = looker.ask("GET", f"/traces/{turns[0]}")[2]
+    assert trace["steps"][0]["tools"][0]["toolName"] == "bash__exec" and trace["total"]["turns"] == 1
+    (receipt,) = looker.ask("GET", f"/traces/{turns[0]}/receipts")[2]
+    assert receipt["receipt"]["jail"]["tier"]
+    assert looker.ask("GET", "/traces/no-such-turn")[0] == 404
+    assert {row["role"] for row in looker.ask("GET", "/processes")[2]} >= {"broker", "supervisor", "agent"}
+
+
+def test_operators_ask_the_broker(talker: Api, looker: Api, operator: Api, model: str) -> None:
+    left = talker.ask("POST", "/messages", {"text": "wait", "instance": "asked"}, prefer="respond-async")[2]
+    events = looker.ask("GET", "/mailbox?agent=main&instance=asked")[2]["events"]
+    assert [event["eventId"] for event in events] == [left["eventId"]]
+    go(model)
+    for path, feature, key in (
+        ("/waits", "waits", "waits"),
+        ("/dead-letters", "dead_letters", "events"),
+        ("/approvals", "approvals", "items"),
+        ("/approvals?answered=true", "approvals", "answered"),
+        ("/budgets", "budgets", "trees"),
+        ("/usage", "usage", "total"),
+    ):
+        status, _, told = looker.ask("GET", path)
+        if has_feature(feature):
+            assert status == 200 and key in told, (path, told)
+        else:
+            assert status in (404, 501), path
+    for path in ("/dead-letters/none", "/approvals/none", "/budgets?eventId=none"):
+        assert looker.ask("GET", path)[0] in (404, 501), path
+    for path, body in (("/dead-letters/none/drop", None), ("/approvals/none", {"decision": "no"})):
+        assert looker.ask("POST", path, body)[0] == 403, path
+        assert operator.ask("POST", path, body)[0] in (404, 501), path
+    assert operator.ask("POST", "/agents/main/restart")[2]["restarted"] == "agent"
+    assert looker.ask("GET", "/traces?limit=0")[0] == looker.ask("GET", "/traces?no=1")[0] == 400
+    told = looker.ask("GET", "/openapi.json")[2]
+    assert told["openapi"].startswith("3.1") and "/api/v1/messages" in told["paths"]
+
+
+def test_a_token_is_shown_what_is_of_its_agents(talker: Api, operator: Api) -> None:
+    turn = operator.ask("POST", "/messages", {"text": "secret", "agent": "other"})[2]
+    for path in (
+        f"/messages/{turn['eventId']}",
+        f"/messages/{turn['eventId']}/stream",
+        "/agents/other/conversation",
+        "/agents/other/instance",
+        "/mailbox?agent=other",
+    ):
+        assert talker.ask("GET", path)[0] == 403, path
+    assert talker.ask("GET", f"/traces/{turn['turnId']}")[0] == 404
+    assert talker.ask("GET", f"/traces/{turn['traceId']}/receipts")[0] == 404
+    assert all(row["agent"] == "main" for row in talker.ask("GET", "/instances")[2])
+    assert all(row["agent"] == "main" for row in talker.ask("GET", "/traces?limit=100")[2]["traces"])
+
+
 def test_without_a_kernel_it_says_so_and_finds_the_next(kernel: Sandbox, talker: Api) -> None:
     kernel.gdn("stop")
     status, _, problem = talker.ask("POST", "/messages", {"text": "x"})
@@ -229,8 +325,8 @@ def test_a_stream_outlives_a_restart_of_the_kernel(kernel: Sandbox, talker: Api,
             if heard.texts == {1: "before "}:
                 assert kernel.gdn("stop").status == 0
                 kernel.detach()
-                go(model)
-                go(model)
+                for _ in range(6):  # also for requests that nobody waits for any more: it is the last test
+                    go(model)
                 break
         for event in events:
             heard.take(event)

@@ -1,0 +1,142 @@
+"""The description of the API in OpenAPI 3.1, made from the rows of its routes and the structs in them.
+
+Routes of other features below the prefix are in it as far as they say what they are (`operation`).
+
+Source: the OpenAPI specification, version 3.1.1; RFC 9457.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from starlette.routing import BaseRoute
+
+from goondan.features.serve.api.routing import JSON, Asked, Operation
+from goondan.kernel.cli import beside
+
+_REF: Final = "#/components/schemas/{name}"
+_STREAM: Final = "text/event-stream"
+#: The header fields that a message takes.
+_HEADERS: Final = {
+    "Idempotency-Key": "Under the same key, the same token sends the same message, and gets the same answer.",
+    "Last-Event-ID": "The id of the last event that came: the stream goes on behind it.",
+    "Prefer": "`respond-async`: return when the message is accepted.",
+}
+
+
+class Problem(Struct, omit_defaults=True, rename="camel"):
+    """Why a request failed (RFC 9457)."""
+
+    #: The page of the error's code.
+    type: str
+    #: The code.
+    title: str
+    #: The status of the answer.
+    status: int
+    #: What is wrong.
+    detail: str
+    #: The code: docs/errors.md has all of them.
+    code: str
+    #: What to do about it.
+    suggestion: str | None = None
+    #: After how many milliseconds to try again.
+    retry_after_ms: int | None = None
+    #: Of a message: its id.
+    event_id: str | None = None
+    #: Of a turn that failed: the turn.
+    turn_id: str | None = None
+    #: Its trace.
+    trace_id: str | None = None
+    #: Why it ended.
+    finish_reason: str | None = None
+
+
+def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
+    """The document of these routes (pure)."""
+    every = [(route, operation) for route in routes if (operation := getattr(route, "operation", None))]
+    structs = [
+        part
+        for _, one in every
+        for part in (one.get("body"), one.get("later"), *_kinds(one.get("answer")))
+        if part is not None
+    ]
+    schemas, components = msgspec.json.schema_components([*structs, Problem], ref_template=_REF)
+    by_struct = dict(zip(map(id, [*structs, Problem]), schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for route, operation in every:
+        method = next(iter(getattr(route, "methods", None) or {"GET"})).lower()
+        paths.setdefault(getattr(route, "path", ""), {})[method] = _operation(
+            getattr(route, "path", ""), getattr(route, "role", "operate"), operation, by_struct
+        )
+    return {
+        "openapi": "3.1.1",
+        "info": {"title": "A swarm of agents, as an HTTP service", "version": "1"},
+        "servers": [{"url": "/"}],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _kinds(answer: Any) -> tuple[Any, ...]:
+    """The types that an answer may have."""
+    return answer if isinstance(answer, tuple) else () if answer is None else (answer,)
+
+
+def _operation(path: str, role: str, row: Mapping[str, Any], schemas: Mapping[int, Any]) -> dict[str, Any]:
+    kinds = [schemas[id(kind)] for kind in _kinds(row.get("answer"))]
+    content: dict[str, Any] = {JSON: {"schema": {"oneOf": kinds} if len(kinds) > 1 else next(iter(kinds), {})}}
+    if row.get("streams"):
+        content = {_STREAM: {"schema": _TEXT}} | (content if kinds else {})
+    problem = {"application/problem+json": {"schema": schemas[id(Problem)]}}
+    told: dict[str, Any] = {
+        "operationId": row["name"],
+        "summary": row["summary"],
+        "description": f"Takes a token with the role {role}.",
+        "parameters": [
+            *({"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"{(\w+)}", path)),
+            *_parameters(row.get("query")),
+            *(_header(name) for name in _HEADERS if row.get("streams") and (row.get("body") or name[0] == "L")),
+        ],
+        "responses": {
+            "200": {"description": "Done.", "content": content},
+            "default": {"description": "It failed.", "content": problem},
+        },
+    }
+    if (later := row.get("later")) is not None:
+        content = {JSON: {"schema": schemas[id(later)]}}
+        told["responses"]["202"] = {"description": "The answer is not here yet.", "content": content}
+    if (body := row.get("body")) is not None:
+        told["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[id(body)]}}}
+    return told
+
+
+_TEXT: Final = {"type": "string"}
+
+
+def _header(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": _HEADERS[name], "schema": _TEXT}
+
+
+def _parameters(query: type[Struct] | None) -> Iterable[dict[str, Any]]:
+    if query is None:
+        return
+    schema = msgspec.json.schema(query)
+    found = schema["$defs"][query.__name__]
+    for name, each in found["properties"].items():
+        yield {"name": name, "in": "query", "required": name in found.get("required", ()), "schema": each}
+
+
+async def tell(asked: Asked) -> dict[str, Any]:
+    """The document of this door."""
+    return document(route for module in beside.doors() for route in module.routes(asked.swarm))
+
+
+OPERATIONS: Final = (Operation("getOpenapi", "GET", "/openapi.json", "look", "This document.", tell),)

@@ -1,0 +1,182 @@
+"""Questions of operators to the broker: what waits, what was given up, what a person has to decide, what was spent.
+
+Each route is one question (`op`), asked by its name. A kernel that has no feature for it answers E_FEATURE_MISSING.
+
+Source: docs/design/delivery.md section 10; docs/approvals.md; docs/budgets.md; docs/design/commands.md section 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from goondan.features.serve.api.routing import Asked, Operation
+from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, check_texts
+from goondan.kernel.cli.rules import batch
+from goondan.schemas.wire.errors import GoondanError, fail
+
+
+class Mailbox(Struct, forbid_unknown_fields=True):
+    """Whose mailbox."""
+
+    #: The agent.
+    agent: str
+    #: The instance.
+    instance: str = "default"
+
+
+class OfEvent(Struct, forbid_unknown_fields=True, rename="camel"):
+    """Of which message."""
+
+    #: Its id. None: of all.
+    event_id: str | None = None
+
+
+class Items(Struct, forbid_unknown_fields=True):
+    """Which calls that a person decides about."""
+
+    #: Also those that are decided, as long as their turns go on.
+    all: bool = False
+    #: The history of decisions instead.
+    answered: bool = False
+
+
+class Decision(Struct, forbid_unknown_fields=True):
+    """What a person has decided."""
+
+    #: `yes`, `no`, or with `answer` the answer to a question.
+    decision: Literal["yes", "no", "answer"]
+    #: What the person says about it.
+    reason: str | None = None
+    #: The answer: a JSON value.
+    answer: Any = msgspec.UNSET
+
+
+class Question(NamedTuple):
+    """How a route asks the broker."""
+
+    #: The name of the question.
+    op: str
+    #: The field that the path names.
+    field: str = ""
+    #: The lists of the answer whose rows each have an agent; other lists are for those who may see all agents. None:
+    #: the answer is of one agent.
+    rows: tuple[str, ...] | None = None
+    #: The question that tells of which agent it is, asked first.
+    first: str = ""
+
+    async def ask(self, asked: Asked) -> Any:
+        """The broker's answer, as far as it is of agents of the caller. Raises GoondanError."""
+        name = {self.field: asked.path["id"]} if self.field else {}
+        if self.first:
+            asked.caller.check_agent((await question(asked, self.first, name))["agent"])
+        answer = await question(asked, self.op, {**name, **_fields(asked)})
+        if self.rows is None:
+            if not self.first:
+                asked.caller.check_agent(answer["agent"])
+            return answer
+        if "*" in asked.caller.agents:
+            return answer
+        kept = {key: value for key, value in answer.items() if key in self.rows or not isinstance(value, list)}
+        return kept | {key: [row for row in answer[key] if _is_shown(asked, row)] for key in self.rows if key in answer}
+
+
+def _fields(asked: Asked) -> dict[str, Any]:
+    """The query and the body as fields of the question."""
+    if asked.body is not None:
+        said = asked.body.reason
+        reason = f"(token {asked.caller.name})" if not said else f"{said} (token {asked.caller.name})"
+        return {**msgspec.to_builtins(asked.body), "reason": reason}
+    given = {} if asked.query is None else msgspec.to_builtins(asked.query)
+    return {name: value for name, value in given.items() if value}
+
+
+def _is_shown(asked: Asked, row: Any) -> bool:
+    return all(asked.caller.may_speak_to(agent) for agent in _agents_in(row))
+
+
+def _agents_in(row: Any) -> Iterable[str]:
+    """All agents that a row names."""
+    if isinstance(row, list):
+        for each in row:
+            yield from _agents_in(each)
+    elif isinstance(row, dict):
+        yield from (row[key] for key in ("agent", "target") if isinstance(row.get(key), str) and row[key])
+        yield from row["by"] if isinstance(row.get("by"), dict) else ()
+        yield from _agents_in([value for value in row.values() if isinstance(value, dict | list)])
+
+
+async def question(asked: Asked, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Ask the broker. Raises GoondanError E_FEATURE_MISSING when nothing in it answers."""
+    check_texts(fields)
+    try:
+        return await asked.swarm.admin({"op": op, **fields})
+    except GoondanError as error:
+        if error.info.code == NO_SUCH_QUESTION and error.info.message.startswith("admin knows"):
+            raise fail("E_FEATURE_MISSING", f"the kernel that runs has no feature that answers {op}") from None
+        raise
+
+
+async def mailbox(asked: Asked) -> dict[str, Any]:
+    """What an instance works on, and what waits for it."""
+    asked.caller.check_agent(asked.query.agent)
+    key = batch.check_instance(asked.query.instance)
+    return await question(asked, "events", {"agent": asked.query.agent, "instanceKey": key})
+
+
+def _row(
+    name: str, method: Literal["GET", "POST"], path: str, summary: str, asking: Question, **more: Any
+) -> Operation:
+    role: Literal["look", "operate"] = "look" if method == "GET" else "operate"
+    return Operation(name, method, path, role, summary, asking.ask, **more)
+
+
+_DEAD: Final = "/dead-letters/{id}"
+OPERATIONS: Final = (
+    Operation("getMailbox", "GET", "/mailbox", "look", "What waits for an instance.", mailbox, query=Mailbox),
+    _row("listWaits", "GET", "/waits", "Who waits for whom.", Question("why", rows=("waits", "stuck")), query=OfEvent),
+    _row("listDeadLetters", "GET", "/dead-letters", "Messages given up.", Question("dead.list", rows=("events",))),
+    _row("getDeadLetter", "GET", _DEAD, "One, with what it asked.", Question("dead.show", "eventId")),
+    _row(
+        "requeueDeadLetter",
+        "POST",
+        f"{_DEAD}/requeue",
+        "Send it again, as a new message.",
+        Question("dead.requeue", "eventId", rows=(), first="dead.show"),
+    ),
+    _row(
+        "dropDeadLetter",
+        "POST",
+        f"{_DEAD}/drop",
+        "Forget it.",
+        Question("dead.drop", "eventId", rows=(), first="dead.show"),
+    ),
+    _row(
+        "listApprovals",
+        "GET",
+        "/approvals",
+        "Calls that wait for a person.",
+        Question("approve.list", rows=("items", "answered")),
+        query=Items,
+    ),
+    _row("getApproval", "GET", "/approvals/{id}", "One, with all arguments.", Question("approve.show", "id")),
+    _row(
+        "decideApproval",
+        "POST",
+        "/approvals/{id}",
+        "Decide about it.",
+        Question("approve.answer", "id", rows=(), first="approve.show"),
+        body=Decision,
+    ),
+    _row(
+        "listBudgets",
+        "GET",
+        "/budgets",
+        "What messages have used of their budgets.",
+        Question("budget", rows=("trees",)),
+        query=OfEvent,
+    ),
+)

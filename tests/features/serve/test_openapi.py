@@ -1,0 +1,52 @@
+"""The description of the API: valid, whole, and true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from goondan.features.serve.api.routing import PREFIX
+from goondan.features.serve.api.swarm import Swarm
+from goondan.features.serve.door import OPERATIONS, routes
+from goondan.features.serve.door.openapi import document
+from goondan.kernel.cli import beside
+from goondan.kernel.cli.state import BundleTarget
+
+SWARM = Swarm(BundleTarget("/no/bundle", "/no/state"))
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    return document(route for module in beside.doors() for route in module.routes(SWARM))
+
+
+def test_a_validator_finds_nothing(told: dict[str, Any]) -> None:
+    validate(told)
+
+
+def test_it_has_every_route_of_the_api(told: dict[str, Any]) -> None:
+    every = [
+        (route.path, method.lower())
+        for module in beside.doors()
+        for route in module.routes(SWARM)
+        if route.path.startswith(PREFIX)
+        for method in route.methods - {"HEAD"}
+    ]
+    assert len(every) > 20
+    assert sorted(every) == sorted((path, method) for path, row in told["paths"].items() for method in row)
+
+
+def test_each_operation_has_a_name_of_its_own_and_a_role(told: dict[str, Any]) -> None:
+    operations = [one for row in told["paths"].values() for one in row.values()]
+    names = [one["operationId"] for one in operations]
+    assert len(set(names)) == len(names)
+    assert all("role" in one["description"] and one["summary"].endswith(".") for one in operations)
+    assert {row.role for row in OPERATIONS} == {"look", "talk", "operate"}
+
+
+def test_what_changes_something_is_no_get() -> None:
+    assert all(route.methods in ({"GET"}, {"POST"}) for route in routes(SWARM))
+    assert all(row.method == "GET" for row in OPERATIONS if row.role == "look")
+    assert all(row.method == "POST" for row in OPERATIONS if row.role != "look")
