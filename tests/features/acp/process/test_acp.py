@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,35 @@ def _peak(pid: int) -> int:
     """The most memory that a process has had (KiB)."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+
+
+def test_nothing_is_sent_when_the_editor_vanishes_before_its_folder_is_allowed(kernel: Sandbox) -> None:
+    folder = kernel.home / "vanished"
+    folder.mkdir()
+    with editor(kernel, choose=lambda asked: None) as one:
+        session = one.new(str(folder))
+        one.begin_prompt(session, "hello")
+        one.until(lambda: bool(one.permissions))
+    assert session.partition("/")[2] not in kernel.gdn("instance", "list").out
+
+
+def test_a_client_that_does_not_read_keeps_nobody(kernel: Sandbox) -> None:
+    """Its lines are no longer read when many answers are unread, and a signal ends all of it."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = kernel.popen("acp", **pipes)
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    line = b'{"jsonrpc": "2.0", "id": "' + b"x" * 2000 + b'", "method": "no/such"}\n'
+    sent = 0
+    with suppress(BlockingIOError):
+        while sent < 64 << 20:
+            ready = select.select([], [process.stdin], [], 2.0)[1]
+            if not ready:
+                break
+            sent += os.write(process.stdin.fileno(), line)
+    assert sent < 32 << 20
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
