@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,7 +29,8 @@ from mcp.shared.message import SessionMessage
 
 from goondan.features.mcp_serve.command.rules import offering
 from goondan.kernel.cli.commands.call import tool_result
-from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
+from goondan.kernel.cli.console.lines import MAX_LINE_BYTES
+from goondan.kernel.cli.console.streams import LineStreams
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules.batch import parse_arguments
 from goondan.kernel.cli.session import CANCEL_S, Session
@@ -253,27 +253,28 @@ async def serve_stdio(server: Server[Any]) -> None:
     """Serve until the client closes our standard input: one JSON-RPC message a line, each of bounded size. What is
     printed meanwhile goes to stderr. Raises BrokenPipeError when the client no longer reads.
     """
-    out = os.dup(1)
-    os.dup2(2, 1)
+    streams = LineStreams(MAX_LINE_BYTES)
     incoming, read = create_context_streams[SessionMessage | Exception](0)
     write, outgoing = create_context_streams[SessionMessage](0)
 
     async def take() -> None:
         async with incoming:
-            async for line in LineReader(0, MAX_LINE_BYTES):
+            while (line := await streams.read()) is not None:
                 if line.data is None:
                     error = mcp_types.ErrorData(
                         code=mcp_types.INVALID_REQUEST,
                         message=f"a message of {line.size} bytes; at most {MAX_LINE_BYTES}",
                     )
-                    await asyncio.to_thread(_put, out, mcp_types.JSONRPCError(jsonrpc="2.0", id=None, error=error))
+                    await streams.write(_line(mcp_types.JSONRPCError(jsonrpc="2.0", id=None, error=error)))
                 elif line.data.strip():
                     await incoming.send(_read(line.data))
 
     async def give() -> None:
         async with outgoing:
             async for message in outgoing:
-                await asyncio.to_thread(_put, out, message.message)
+                await streams.write(_line(message.message))
+                if streams.broken.done():
+                    raise BrokenPipeError
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -284,8 +285,6 @@ async def serve_stdio(server: Server[Any]) -> None:
             await giving
     except* BrokenPipeError:
         raise BrokenPipeError from None
-    finally:
-        os.close(out)
 
 
 def _read(data: bytes) -> SessionMessage | Exception:
@@ -295,8 +294,6 @@ def _read(data: bytes) -> SessionMessage | Exception:
         return error
 
 
-def _put(out: int, message: Any) -> None:
-    data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
-    view = memoryview(data)
-    while view:
-        view = view[os.write(out, view) :]
+def _line(message: Any) -> bytes:
+    data: str = message.model_dump_json(by_alias=True, exclude_unset=True)
+    return data.encode()
