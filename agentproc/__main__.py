@@ -6,6 +6,7 @@ import sys
 
 from goondan.agentproc.start.app import main, new_loop
 from goondan.schemas.system import secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError
 
@@ -25,6 +26,7 @@ def run(argv: list[str] | None = None) -> int:
     startup.close_to_others()
     startup.die_with_parent(options.parent_pid)
     startup.set_process_name("gdn-agent")
+    begin_log("agent")
     try:
         token = startup.read_token(options.token_fd, options.token_file)
     except GoondanError as error:

@@ -19,6 +19,7 @@ from typing import Final
 
 from goondan.kernel.import_path import folders
 from goondan.schemas import transport
+from goondan.schemas.system import log_lines
 from goondan.schemas.system.users import VARIABLE
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
@@ -39,6 +40,7 @@ ENVIRONMENT: Final = frozenset(
         "GOONDAN_BUN",
         VARIABLE,
         transport.VARIABLE,
+        log_lines.VARIABLE,
     )
 )
 #: Variables that name certificate authorities (schemas/system/authorities.py).

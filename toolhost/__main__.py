@@ -12,6 +12,7 @@ import msgspec
 import uvloop
 
 from goondan.schemas.system import secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.toolhost.app import App, Settings
@@ -26,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     startup.die_with_parent(arguments.parent_pid)
     startup.keep_memory_steady()
     startup.set_process_name("gdn-toolhost")
+    begin_log("toolhost")
     try:
         for descriptor in (arguments.token_fd, arguments.env_fd):
             if descriptor is not None:

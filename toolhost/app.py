@@ -37,6 +37,7 @@ from msgspec import Struct
 from goondan.features import parts
 from goondan.schemas.bundle import address, launch
 from goondan.schemas.system import directories, startup
+from goondan.schemas.system.log_lines import JsonLines
 from goondan.schemas.traces.log_admission import Admission, suppressed_lines
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw
@@ -509,5 +510,8 @@ class Logbook:
 
 def put(line: bytes) -> None:
     """Write one line to standard error, from which the supervisor collects the log."""
+    if isinstance(sys.stderr, JsonLines):
+        sys.stderr.put_object(line)
+        return
     with suppress(OSError):
         os.write(sys.stderr.fileno(), line + b"\n")

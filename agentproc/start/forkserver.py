@@ -38,6 +38,7 @@ from typing import Final, NamedTuple, NoReturn
 import msgspec
 
 from goondan.schemas.system import secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 
@@ -329,6 +330,7 @@ def _agent(channel: socket.socket, broker: tuple[str, int | None] | None, keep: 
         startup.die_with_parent(request.parent_pid)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         name = f"{request.agent}/{request.instance_key}"
+        begin_log("agent", name)
         endpoint, token, uid = request.endpoint, request.token, request.broker_uid
         status = app.main(loop, endpoint, token, name=name, ready_fd=ready_fd, broker_uid=uid, ahead=ahead)
     except SystemExit as leaving:
@@ -402,6 +404,7 @@ def main(argv: list[str] | None = None) -> int:
     startup.keep_memory_steady()  # an agent's threads for files would have a heap of their own each
     startup.die_with_parent(options.parent_pid)
     startup.set_process_name("gdn-forksrv")
+    begin_log("forkserver")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
     os.set_inheritable(options.socket_fd, False)
     with socket.socket(fileno=options.socket_fd) as server:

@@ -33,6 +33,7 @@ from goondan.kernel.broker.state.records import EPOCHS, DiskFull, JournalFailed
 from goondan.schemas.bundle.address import blobs_dir
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system import blob_files, secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.tokens import SECRET_BYTES
@@ -170,6 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         startup.keep_memory_steady()
         startup.set_process_name("gdn-broker")
+        begin_log("broker")
         startup.die_with_parent(options.parent_pid)
         startup.raise_descriptor_limit(_WANTED_DESCRIPTORS)
         if options.bundle is not None:

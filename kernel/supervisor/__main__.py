@@ -29,6 +29,7 @@ from goondan.kernel.spawn import WAITS, close_unknown_descriptors, read_environm
 from goondan.kernel.start import SUPERVISOR
 from goondan.kernel.supervisor.options import Options, load_bundle, parse, resuming
 from goondan.schemas.system import secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError
 
@@ -75,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     startup.become_subreaper()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
+    begin_log("supervisor")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     return asyncio.Runner().run(_live(options, resumed, ahead))  # the process's end takes the loop apart
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.schemas.system import secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.errors import GoondanError
@@ -54,6 +55,7 @@ def run(name: str, options: argparse.Namespace, life: Life) -> int:
     startup.close_to_others()
     startup.die_with_parent(options.parent_pid)
     startup.set_process_name(f"gdn-{name}")
+    begin_log(name)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {name} %(message)s")
     if options.secrets_fd is not None:
         with open(options.secrets_fd, "rb") as source:

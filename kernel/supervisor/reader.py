@@ -16,6 +16,7 @@ from msgspec import Struct
 from goondan.kernel.grants.powers import Power
 from goondan.kernel.supervisor.options import Options, load_bundle
 from goondan.schemas.system import secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.wire import errors, frames
 
 
@@ -87,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     startup.set_process_name("gdn-reader")
     startup.die_with_parent(given.parent_pid)
+    begin_log("supervisor")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     with open(given.task_fd, "rb") as source:
         task = msgspec.msgpack.decode(source.read(), type=Task)

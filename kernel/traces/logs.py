@@ -9,9 +9,10 @@ loses nothing. What one source may write at once and later is bounded where line
 Everything is opened below the folder's descriptor and never through a link. A file that takes another file's place was
 made at that moment, under a name that nobody can guess.
 
-Three kinds of lines stand in them: `2026-01-31 09:30:00,123 LEVEL text` in local time (supervisor, agents), one JSON
-object with `time` in seconds (tool host, for itself and for its tools), and anything else, which belongs to the line
-before it: tracebacks, and what a library prints. All of it is untrusted: tools write through the tool host.
+Four kinds of lines stand in them: `2026-01-31 09:30:00,123 LEVEL text` in local time (supervisor, agents), one JSON
+object with `time` in seconds (tool host, for itself and for its tools), one JSON object with `time` as RFC 3339 (every
+program, if that is wished: schemas/system/log_lines.py), and anything else, which belongs to the line before it:
+tracebacks, and what a library prints. All of it is untrusted: tools write through the tool host.
 
 Source: docs/decisions/158; docs/design/commands.md section 8.
 """
@@ -177,15 +178,9 @@ class LogLine(Struct, frozen=True):
     text: str
 
 
-class _Said(Struct, rename="camel"):
-    """A line of the tool host's."""
+class _Whose(Struct, rename="camel"):
+    """What the tool host says of a line besides."""
 
-    #: Its text.
-    message: str
-    #: Its level.
-    level: str = "info"
-    #: When it was written (seconds since 1970).
-    time: float | None = None
     #: The tool that wrote it. None: the tool host itself.
     tool: str | None = None
     #: The agent that it was written for.
@@ -194,6 +189,19 @@ class _Said(Struct, rename="camel"):
     instance_key: str | None = None
     #: The code of the error that it reports.
     code: str | None = None
+
+
+class _Said(_Whose, rename="camel", kw_only=True):
+    """A line that is an object."""
+
+    #: Its text.
+    message: str
+    #: Its level.
+    level: str = "info"
+    #: When it was written: seconds since 1970, or RFC 3339.
+    time: float | str | None = None
+    #: What else is said of it, where every program writes objects.
+    fields: _Whose | None = None
 
 
 def roles() -> tuple[str, ...]:
@@ -243,7 +251,8 @@ def parse(line: bytes) -> tuple[float | None, str | None, str]:
     if text.startswith("{"):
         said = _said(line)
         if said is not None:
-            return said.time, said.level.upper(), _cut(_words(said))
+            at = _moment(said.time) if isinstance(said.time, str) else said.time
+            return at, said.level.upper(), _cut(_words(said.fields or said, said.message))
     match = _TIMED.match(text)
     time = None if match is None else _seconds(match[1], match[2])
     if match is None or time is None:
@@ -260,10 +269,17 @@ def _said(line: bytes) -> _Said | None:
         return None
 
 
-def _words(said: _Said) -> str:
+def _words(said: _Whose, message: str) -> str:
     where = "" if said.agent is None else f" ({said.agent}/{said.instance_key or ''})"
     whose = "" if said.tool is None else f"{said.tool}{where}: "
-    return whose + said.message + ("" if said.code is None else f" [{said.code}]")
+    return whose + message + ("" if said.code is None else f" [{said.code}]")
+
+
+def _moment(at: str) -> float | None:
+    try:
+        return datetime.datetime.fromisoformat(at).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _seconds(day_and_time: str, ms: str) -> float | None:

@@ -29,6 +29,7 @@ from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.reader import Revision, RevisionRefused, read
 from goondan.kernel.supervisor.reader import Task as Reading
 from goondan.schemas.system import secrecy, startup
+from goondan.schemas.system.log_lines import begin_log
 from goondan.schemas.wire.errors import GoondanError
 
 #: What is before every message: its length in bytes.
@@ -155,6 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     startup.set_process_name("gdn-changesets")
     startup.die_with_parent(given.parent_pid)
+    begin_log("supervisor")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     with open(given.options_fd, "rb") as source:
         worker = Worker(msgspec.msgpack.decode(source.read(), type=Options))
