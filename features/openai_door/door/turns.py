@@ -1,4 +1,4 @@
-"""The turns of requests: found their conversation, asked one after the other, and listened to until their end.
+"""The turns of requests: they find their conversation, are asked one after the other, and are listened to to their end.
 
 A request holds the lock of its instance from the moment at which its conversation is decided until its turn is over, so
 what comes meanwhile is decided by what that turn has said. The broker would keep their order as well; but the second
@@ -13,42 +13,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import sha256
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from goondan.features.openai_door.door.known import Begun, Known
-from goondan.features.openai_door.door.rules import conversations
-from goondan.features.openai_door.door.rules.conversations import Place, Step
+from goondan.features.openai_door.door.known import Known
+from goondan.features.openai_door.door.rules import answers, conversations
+from goondan.features.openai_door.door.rules.conversations import Place
 from goondan.features.openai_door.door.rules.faults import Fault, fault_of, refused
-from goondan.features.openai_door.door.rules.pieces import Piece, Pieces
-from goondan.features.openai_door.door.rules.requests import Asked, Attached
+from goondan.features.openai_door.door.rules.pieces import Pieces
+from goondan.features.openai_door.door.rules.requests import Asked, Attached, Said
 from goondan.features.serve.api import Caller, Swarm
-from goondan.features.serve.api.progress import Position
+from goondan.features.serve.api.progress import News, Position
+from goondan.features.serve.api.swarm import Turn
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.session import OpenFile
-from goondan.schemas.bundle.address import MAX_INSTANCE_KEY, is_instance_key
-from goondan.schemas.wire import blobs
+from goondan.schemas.bundle.address import is_instance_key
+from goondan.schemas.wire.blobs import media_type_of
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Answer, FilePart
-from goondan.schemas.wire.runtime_events import RuntimeEvent
 
-#: What the keys of new instances begin with.
-KEY: Final = "chat-"
-
-
-class Shape(Protocol):
-    """What a stream is written as."""
-
-    def first(self) -> bytes:
-        """What it begins with."""
-
-    def piece(self, piece: Piece) -> bytes:
-        """A piece of the answer."""
+#: After how long without a piece a comment is sent (seconds). Proxies end connections after thirty.
+ALIVE_S: Final = 15.0
+#: What a stream is written as.
+Shape = answers.Completion | answers.Events
 
 
 class Route(Struct, frozen=True):
@@ -57,7 +49,7 @@ class Route(Struct, frozen=True):
     #: The instance; "": a new one.
     instance: str
     #: What the agent is told there.
-    step: Step
+    new: Sequence[Said]
     #: The digest of all that the request says. None: it follows a response, and says only what is new.
     asked: bytes | None = None
     #: The digest of how its conversation begins.
@@ -65,137 +57,132 @@ class Route(Struct, frozen=True):
 
 
 class Underway:
-    """One turn. `ended` is called once, with the answer or with why there is none, before anybody is told; it returns
-    the end of the stream.
-    """
+    """A turn that has begun. `over` is called at its end, before anybody is told."""
 
-    def __init__(self, route: Route, event_id: str, shape: Shape | None) -> None:
-        self.route = route
-        self.event_id = event_id
-        self._shape = shape
-        self._head = b"" if shape is None else shape.first()
+    def __init__(self, turns: Turns, route: Route, turn: Turn, place: Place, held: ExitStack) -> None:
+        self._turns = turns
+        self._held = held
+        self._turn = turn
         self._pieces = Pieces()
-        self._waiting: list[Piece] = []
-        self._tail: bytes | None = None
-        self._news = asyncio.Event()
-        #: The answer of a completed turn.
-        self.answer: Answer | None = None
-        #: Why there is none.
-        self.fault: Fault | None = None
-        #: Set when there is something to tell, and when the turn is over.
-        self.heard = asyncio.Event()
-        self.over = asyncio.Event()
+        self._news = turn.read(turns.swarm.state_dir, Position())
+        self._next: asyncio.Future[News] | None = None
+        self.route = route
+        self.event_id = turn.event_id
+        self.place = place
+        self.over: Callable[[Answer | Fault], None] = lambda ended: None
+        #: How it has ended.
+        self.ended: Answer | Fault | None = None
 
-    @property
-    def said(self) -> str:
-        """All text that was heard."""
-        return self._pieces.said
+    async def end(self) -> Answer | Fault:
+        """How the turn ends."""
+        try:
+            told = told_by(await asyncio.shield(self._turn.answered))
+        except GoondanError as error:
+            told = fault_of(error.info, begun=True)
+        return self._end(told)
 
-    def hear(self, kind: str, data: Any) -> None:
-        """An event of the turn's stream."""
-        if isinstance(data, RuntimeEvent):
-            pieces = self._pieces.heard(kind, data.step, data.text or "", data.at, again=data.again)
-        else:
-            pieces = self._pieces.heard(kind, data.get("step", 0), data.get("text", ""), data.get("at", 0))
-        self._add(pieces)
+    def _end(self, told: Answer | Fault) -> Answer | Fault:
+        if self.ended is None:
+            self.ended = told
+            with self._held, suppress(GoondanError):  # then the next message begins a new instance
+                self.over(told)
+                self._turns.note(self, self._pieces.said)
+        return self.ended
 
-    def end(self, ended: Answer | Fault, last: Callable[[Underway], bytes]) -> None:
-        """The turn is over. `last` makes the end of its stream."""
-        if isinstance(ended, Answer):
-            self.answer = ended
-            self._add(self._pieces.ended(ended))
-        else:
-            self.fault = ended
-        self._tail = self._written() + last(self)
-        for event in (self.over, self.heard, self._news):
-            event.set()
+    def leave(self, *, cancel: bool) -> None:
+        """Nobody listens any more. `cancel`: then nobody wants it to go on."""
+        if self._next is not None:
+            self._next.cancel()
+        if self.ended is None:
+            self._turns.spawn(self.end())
+            if cancel:
+                self._turns.spawn(self._turns.cancel(self.event_id))
 
-    async def stream(self, alive_s: float) -> AsyncIterator[bytes | None]:
-        """What is to be sent, piece by piece. None: nothing has come for so many seconds."""
-        yield self._head
-        while self._tail is None:
+    async def stream(self, shape: Shape) -> AsyncIterator[bytes]:
+        """The stream of the turn."""
+        yield shape.first()
+        told: Answer | Fault | None = None
+        while told is None:
+            self._next = self._next or asyncio.ensure_future(anext(self._news))
+            if not (await asyncio.wait({self._next}, timeout=ALIVE_S))[0]:
+                yield answers.ALIVE
+                continue
+            coming, self._next = self._next, None
             try:
-                async with asyncio.timeout(alive_s):
-                    await self._news.wait()
-            except TimeoutError:
-                yield None
-            self._news.clear()
-            if written := self._written():  # nothing, once there is a tail
-                yield written
-        yield self._tail
+                news = coming.result()
+            except GoondanError as error:
+                told = fault_of(error.info, begun=True)
+                continue
+            if news.kind == "answer":
+                told = told_by(news.data)
+            elif pieces := self._pieces.heard(news):
+                yield b"".join(map(shape.piece, pieces))
+        rest = b"".join(map(shape.piece, self._pieces.ended(told))) if isinstance(told, Answer) else b""
+        self._end(told)
+        yield rest + (shape.last(told) if isinstance(told, Answer) else shape.failed(told))
 
-    def _add(self, pieces: Sequence[Piece]) -> None:
-        if self._shape is None:
-            return
-        for piece in pieces:
-            last = self._waiting[-1] if self._waiting else None
-            if last is not None and last.kind == piece.kind and not piece.begins:  # its reader is slow
-                self._waiting[-1] = Piece(last.kind, last.text + piece.text, last.begins)
-            else:
-                self._waiting.append(piece)
-        if pieces:
-            self.heard.set()
-            self._news.set()
 
-    def _written(self) -> bytes:
-        pieces, self._waiting = self._waiting, []
-        return b"" if self._shape is None else b"".join([self._shape.piece(piece) for piece in pieces])
+def told_by(answer: Answer) -> Answer | Fault:
+    """How a turn has ended that has this answer."""
+    return answer if answer.error is None else fault_of(answer.error, begun=True)
 
 
 class Turns:
     """All turns of the door. `refuses`: a history that was edited is refused, else it goes on in a new instance."""
 
     def __init__(self, swarm: Swarm, known: Known, *, refuses: bool = False) -> None:
-        self._swarm = swarm
+        self.swarm = swarm
         self._known = known
         self._refuses = refuses
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def begin(
-        self,
-        caller: Caller,
-        asked: Asked,
-        instance: str | None,
-        event_id: str,
-        shape: Shape | None,
-        last: Callable[[Underway], bytes],
-        accepted: Callable[[Begun, Underway], None] = lambda begun, turn: None,
-    ) -> Underway:
+    async def begin(self, caller: Caller, asked: Asked, instance: str | None, event_id: str) -> Underway:
         """Begin the turn of a request, when those before it in its conversation are over. `instance`: the one that it
-        names. `accepted` is called when the broker has the message.
-
-        Raises GoondanError, RefusedError.
+        names. Raises GoondanError, RefusedError.
         """
         with ExitStack() as held:
             route = await self._settled(caller, asked, instance, held)
-            turn = Underway(route, event_id, shape)
-            begun = await self._sent(caller, asked, turn)
-            accepted(begun, turn)
-            self._spawn(self._listen(turn, begun.place, last, held.pop_all()))
-        return turn
+            files = await self._laid_down(conversations.files_of(route.new))
+            text = conversations.worded(route.new)
+            message = Message(asked.agent, route.instance, text, event_id=event_id, files=files)
+            told = conversations.instructions_of(asked.said)
+            try:
+                turn = await self.swarm.begin(message)
+                place = self._known.begin(caller.name, asked.agent, route.instance, told, route.root, route.asked)
+            except BaseException:
+                self.spawn(self.cancel(event_id))
+                raise
+            return Underway(self, route, turn, place, held.pop_all())
 
-    def leave(self, turn: Underway) -> None:
-        """Nobody waits for this turn any more: it is cancelled, if it is not over."""
-        if not turn.over.is_set():
-            self._spawn(self._cancel(turn.event_id))
+    def note(self, turn: Underway, said: str) -> None:
+        """A turn has ended of whose answer its client has heard `said`. Raises GoondanError."""
+        asked, ended = turn.route.asked, turn.ended
+        if isinstance(ended, Answer):
+            texts = {ended.response or "", said or ended.response or ""} if asked is not None else set()
+            tips = [conversations.after(asked or b"", Said("assistant", text)) for text in texts]
+            self._known.end(turn.place, tips, answered=True)
+        else:
+            self._known.end(turn.place, [], answered=False, part=said)
 
     async def cancel(self, event_id: str) -> None:
-        """Cancel a turn, and wait until it has ended. Raises GoondanError."""
-        await self._swarm.cancel(event_id)
+        """Cancel a turn, and wait until it has ended, if it has not."""
+        with suppress(GoondanError):
+            await self.swarm.cancel(event_id)
 
-    async def answer(self, event_id: str, place: tuple[str, str]) -> Answer | None:
-        """How a turn has ended that another door had begun. None: it goes on. Raises GoondanError."""
-        turn = await self._swarm.turn(event_id, place)
-        return turn.answered.result() if turn.answered.done() else None
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something beside, to its end."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # --- which conversation
 
     async def _settled(self, caller: Caller, asked: Asked, instance: str | None, held: ExitStack) -> Route:
         """The route of a request, when it is its turn. The lock of its instance is held by `held` then."""
-        route = self._route(caller, asked, instance)
         while True:
-            key = route.instance or KEY + os.urandom(8).hex()
+            route = self._route(caller, asked, instance)
+            key = route.instance or f"chat-{os.urandom(8).hex()}"
             lock = self._locks.setdefault((asked.agent, key), asyncio.Lock())
             await lock.acquire()
             with ExitStack() as this:
@@ -203,107 +190,47 @@ class Turns:
                 again = self._route(caller, asked, instance) if route.instance else route
                 if again.instance == route.instance:
                     held.push(this.pop_all())
-                    return Route(key, again.step, again.asked, again.root)
-                route = again
+                    return Route(key, again.new, again.asked, again.root)
 
     def _route(self, caller: Caller, asked: Asked, instance: str | None) -> Route:
         """Where a request goes. Raises RefusedError, GoondanError."""
-        said = asked.said
-        named = None if instance is None else self._known.named(caller.name, asked.agent, instance)
-        if asked.previous is not None:
-            return self._after(caller, asked, asked.previous)
+        if previous := asked.given.get("previous_response_id"):
+            return self._after(caller, asked, previous)
+        said, named = asked.said, None if instance is None else self._known.named(caller.name, asked.agent, instance)
         digests = conversations.chain(conversations.beginning(caller.name, asked.agent), said)
-        root, whole = conversations.root(digests, said), digests[-1]
+        root, whole, known = conversations.root(digests, said), digests[-1], conversations.history(said)
+
+        def found(digest: bytes) -> Iterable[Place]:
+            places = self._known.find(caller.name, asked.agent, digest)
+            return sorted(places, key=lambda place: place.instance != instance)
+
         for count in conversations.candidates(said):
-            for place in self._found(caller, asked, digests[count], instance):
-                step = conversations.went_on(place, said, count)
-                if step is not None:
-                    return Route(place.instance, step, whole, root)
-        known = conversations.history(said)
-        for place in self._found(caller, asked, digests[known - 1], instance) if known else []:
+            for place in found(digests[count]):
+                if new := conversations.new_in(place, said, count):
+                    return Route(place.instance, new, whole, root)
+        for place in found(digests[known - 1]) if known else ():
             if conversations.has_part(place, said):
-                return Route(place.instance, conversations.goes_on(place, said[known:]), whole, root)
+                return Route(place.instance, said[known:], whole, root)
         if not known or (named is None and instance is not None):
-            return Route(instance or "", conversations.begun(said, named), whole, root)
+            return Route(instance or "", conversations.without_told(named, said), whole, root)
         if self._refuses and self._known.is_root(root):
             raise _edited("messages")
-        return Route("", conversations.begun(said), whole, root)
-
-    def _found(self, caller: Caller, asked: Asked, digest: bytes, instance: str | None) -> list[Place]:
-        """The conversations whose tip this is, the named one first."""
-        found = self._known.find(caller.name, asked.agent, digest)
-        return sorted(found, key=lambda place: place.instance != instance)
+        return Route("", said, whole, root)
 
     def _after(self, caller: Caller, asked: Asked, name: str) -> Route:
         """Where a request goes that follows a response."""
         kept = self._known.response(caller.name, name)
-        if kept is None:
-            message = f"Previous response with id '{name[:64]}' not found."
-            raise refused(message, "previous_response_id", "previous_response_not_found")
-        place, same = self._known.numbered(kept.number), kept.response["model"] == asked.agent
-        if same and place is not None and place.turns == kept.turns:
-            return Route(place.instance, conversations.begun(asked.said, place))
+        place = None if kept is None else self._known.numbered(kept.number)
+        same = kept is not None and kept.response["model"] == asked.agent
+        if kept is not None and place is not None and same and place.turns == kept.turns:
+            return Route(place.instance, conversations.without_told(place, asked.said))
         if self._refuses and same:
             raise _edited("previous_response_id")
-        earlier = self._known.up_to(caller.name, kept)
+        earlier = None if kept is None else self._known.up_to(caller.name, kept)
         if earlier is None:
-            message = f"The conversation of '{name[:64]}' has gone on, and what was said before is not kept any more."
+            message = f"Previous response with id '{name[:64]}' not found, or one before it is kept no more."
             raise refused(message, "previous_response_id", "previous_response_not_found")
-        return Route("", conversations.begun(asked.said, earlier=earlier))
-
-    # --- one turn
-
-    async def _sent(self, caller: Caller, asked: Asked, turn: Underway) -> Begun:
-        """Send the message, and note where its conversation is then. Raises GoondanError."""
-        route = turn.route
-        files = await self._laid_down(route.step.files)
-        message = Message(asked.agent, route.instance, route.step.text, event_id=turn.event_id, files=files)
-        told = conversations.instructions_of(asked.said)
-        begun = self._known.begin(
-            caller.name, asked.agent, route.instance, told=told, root=route.root, asked=route.asked
-        )
-        try:
-            await self._swarm.begin(message)
-        except GoondanError:
-            self._known.take_back(begun)
-            raise
-        except asyncio.CancelledError:
-            self._spawn(self._cancel(turn.event_id))
-            raise
-        return begun
-
-    async def _listen(self, turn: Underway, place: Place, last: Callable[[Underway], bytes], held: ExitStack) -> None:
-        with held:
-            try:
-                ended = await self._heard(turn)
-            except GoondanError as error:
-                ended = fault_of(error.info, begun=True)
-            with suppress(GoondanError):  # then the next message begins a new instance
-                self._note_end(turn, place, ended)
-            turn.end(ended, last)
-
-    async def _heard(self, turn: Underway) -> Answer | Fault:
-        async for news in self._swarm.follow(turn.event_id, Position()):
-            if news.kind != "answer":
-                turn.hear(news.kind, news.data)
-                continue
-            answer: Answer = news.data
-            if answer.status == "completed":
-                return answer
-            assert answer.error is not None
-            return fault_of(answer.error, begun=True)
-        raise AssertionError("a stream ends with an answer")
-
-    def _note_end(self, turn: Underway, place: Place, ended: Answer | Fault) -> None:
-        asked = turn.route.asked
-        if isinstance(ended, Fault):
-            self._known.end(place, [], answered=False, part=turn.said)
-        elif asked is None:
-            self._known.end(place, [], answered=True)
-        else:
-            texts = {ended.response or "", turn.said}
-            tips = [conversations.after(asked, "assistant", text) for text in texts]
-            self._known.end(place, tips, answered=True)
+        return Route("", [*earlier, *asked.said])
 
     async def _laid_down(self, files: Sequence[Attached]) -> list[FilePart]:
         """Lay the files of a message down. Raises GoondanError."""
@@ -312,34 +239,17 @@ class Turns:
             for file in files:
                 descriptor = os.memfd_create("attached", os.MFD_CLOEXEC)
                 closing.callback(os.close, descriptor)
-                view = memoryview(file.data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                media_type = blobs.media_type_of(file.data) or ""
-                opened.append(OpenFile(descriptor, len(file.data), media_type, file.name or ""))
-            return await self._swarm.lay_down(opened) if opened else []
-
-    async def _cancel(self, event_id: str) -> None:
-        with suppress(GoondanError):  # it is over, or the kernel is gone
-            await self._swarm.cancel(event_id)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                os.pwrite(descriptor, file.data, 0)  # whole: it is memory
+                opened.append(OpenFile(descriptor, len(file.data), media_type_of(file.data) or "", file.name))
+            return await self.swarm.lay_down(opened) if opened else []
 
 
 def instance_of_user(caller: str, user: str) -> str:
     """The instance that a `user` names. Those of different tokens never meet: the name of a token has no `@`."""
     key = f"{user}@{caller}"
-    if len(key) <= MAX_INSTANCE_KEY and is_instance_key(key):
-        return key
-    return f"{sha256(user.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}@{caller}"
+    return key if is_instance_key(key) else f"{sha256(user.encode()).hexdigest()[:32]}@{caller}"
 
 
 def _edited(param: str) -> Exception:
-    message = (
-        "This conversation was edited, or goes on from an earlier place. The owner of this swarm has it refused: begin "
-        "a new one, or send it as it is."
-    )
+    message = "This conversation was edited, or goes on from an earlier place, and this swarm's owner has that refused."
     return refused(message, param, "conversation_edited", 409)

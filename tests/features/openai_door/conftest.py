@@ -10,12 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from goondan.features.openai_door import door
-from goondan.features.openai_door.door import agents
-from goondan.features.serve.api import Caller
+from goondan.features.serve.api import Caller, status_of
 from goondan.features.serve.api.progress import END, News
 from goondan.kernel.cli.one_message import Message
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -33,6 +32,31 @@ class FakeTurn:
         self.message = message
         self.cancelled = asyncio.Event()
         self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.event_id = message.event_id or ""
+        self._news: list[News] = []
+        self._changed = asyncio.Event()
+
+    async def run(self, swarm: FakeSwarm) -> None:
+        """What the script says, to its end, whether somebody reads it or not."""
+        instance = self.message.instance
+        swarm.running[instance] = swarm.running.get(instance, 0) + 1
+        assert swarm.running[instance] == 1, "two at once in one instance"
+        async for news in swarm.script(self):
+            self._news.append(news)
+            self._changed.set()
+            await asyncio.sleep(0)
+            if news.kind == "answer":
+                swarm.running[instance] -= 1
+                self.answered.set_result(news.data)
+
+    async def read(self, state_dir: str, after: Any) -> AsyncIterator[News]:
+        at = 0
+        while True:
+            while at < len(self._news):
+                yield self._news[at]
+                at += 1
+            self._changed.clear()
+            await self._changed.wait()
 
 
 class FakeSwarm:
@@ -43,6 +67,7 @@ class FakeSwarm:
         self.place = None
         self.said: dict[str, list[str]] = {}
         self.files: list[bytes] = []
+        self.tasks: list[Any] = []
         self.turns: dict[str, FakeTurn] = {}
         #: What a turn does: news and an Answer or an error.
         self.script: Callable[[FakeTurn], AsyncIterator[News]] = echo
@@ -57,25 +82,13 @@ class FakeSwarm:
             raise self.refusal
         turn = self.turns[message.event_id or ""] = FakeTurn(message)
         self.said.setdefault(message.instance, []).append(message.input)
+        self.tasks.append(asyncio.ensure_future(turn.run(self)))
         return turn
 
     async def turn(self, event_id: str, place: Any = None) -> FakeTurn:
         if event_id not in self.turns:
             raise fail("E_EVENT_NOT_FOUND", "no such message")
         return self.turns[event_id]
-
-    async def follow(self, event_id: str, after: Any) -> AsyncIterator[News]:
-        turn = self.turns[event_id]
-        instance = turn.message.instance
-        self.running[instance] = self.running.get(instance, 0) + 1
-        assert self.running[instance] == 1, "two at once in one instance"
-        try:
-            async for news in self.script(turn):
-                if news.kind == "answer":
-                    turn.answered.set_result(news.data)
-                yield news
-        finally:
-            self.running[instance] -= 1
 
     async def cancel(self, event_id: str) -> str:
         self.turns[event_id].cancelled.set()
@@ -128,7 +141,10 @@ class Client:
     def __init__(self, app: ASGIApp, name: str) -> None:
         async def gated(scope: Scope, receive: Receive, send: Send) -> None:
             scope.setdefault("state", {})["caller"] = Caller(name, "talk", ("main", "other"))
-            await app(scope, receive, send)
+            try:
+                await app(scope, receive, send)
+            except GoondanError as error:
+                await door.told(error, status_of(error.info.code))(scope, receive, send)
 
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(gated), base_url="http://door", timeout=10)
 
@@ -175,14 +191,17 @@ def swarm(tmp_path: Path) -> FakeSwarm:
 @pytest.fixture
 def opened(swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Client]:
     """Makes a client with a token of this name, of the one door, or of one that was opened `anew`."""
-    monkeypatch.setattr(agents.Listed, "_read", lambda self: dict.fromkeys(AGENTS, swarm.schema))
-    monkeypatch.setattr(agents, "FRESH_S", 0.0)
-    app = Starlette(routes=door.routes(swarm))  # type: ignore[arg-type]
+
+    async def listed(self: Any) -> Any:
+        return dict.fromkeys(AGENTS, swarm.schema)
+
+    monkeypatch.setattr(door.Door, "_listed", listed)
+    app = Router(routes=door.routes(swarm))  # type: ignore[arg-type]
 
     def client(name: str = "alice", *, anew: bool = False) -> Client:
         nonlocal app
         if anew:
-            app = Starlette(routes=door.routes(swarm))  # type: ignore[arg-type]
+            app = Router(routes=door.routes(swarm))  # type: ignore[arg-type]
         return Client(app, name)
 
     return client

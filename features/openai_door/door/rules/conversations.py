@@ -4,7 +4,7 @@ A client of chat completions sends its whole conversation each time, and names n
 chain: the digest after a message stands for everything up to it, for one token and one agent. Of each conversation the
 **tip** is kept: the few digests that stand for where it is now. They are those after the last message that was asked,
 and after the answer to it in every form in which a client may send it back: as it is, and with the words that stood
-before tool calls. Only tips are kept, because an earlier place can not be gone on from: the agent knows more by then.
+before tool calls. Only tips are kept, because an earlier place cannot be gone on from: the agent knows more by then.
 
 - The longest known beginning of a request is its conversation, and the messages behind it are new.
 - A request without an answer of the agent has no history: it begins a conversation, or goes on with the one it names.
@@ -15,13 +15,13 @@ before tool calls. Only tips are kept, because an earlier place can not be gone 
 
 Keys alone cannot do it: two conversations that both begin with "hi" need two instances, so a table says where each is.
 
-Source: docs/design/delivery.md section 2; docs/conversations.md.
+Source: docs/conversations.md; docs/design/delivery.md section 2.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -31,8 +31,6 @@ from goondan.features.openai_door.door.rules.requests import Attached, Said
 
 #: How many messages of the user behind the last answer may be known already: those of turns that had no answer.
 MAX_UNANSWERED: Final = 16
-#: The most of a part of an answer that is kept of a client that has left (characters).
-MAX_PART: Final = 1 << 20
 
 
 class Place(Struct, frozen=True):
@@ -43,26 +41,13 @@ class Place(Struct, frozen=True):
     #: The instance of the agent.
     instance: str
     #: How many turns were begun from here.
-    turns: int = 0
+    turns: int
     #: Digest of the instructions that it was told last.
-    told: bytes | None = None
+    told: bytes | None
     #: What its client has of the last answer, which it did not wait for.
-    part: str | None = None
+    part: str | None
     #: Whether the last turn has given an answer.
-    answered: bool = False
-
-
-class Step(Struct, frozen=True):
-    """Where a request goes."""
-
-    #: The conversation that it goes on with. None: a new one.
-    place: Place | None
-    #: What the agent is told.
-    text: str
-    #: The files of that.
-    files: tuple[Attached, ...] = ()
-    #: Whether it goes on from a history that no conversation of ours has.
-    fork: bool = False
+    answered: bool
 
 
 def beginning(caller: str, agent: str) -> bytes:
@@ -70,9 +55,9 @@ def beginning(caller: str, agent: str) -> bytes:
     return hashlib.sha256(msgspec.json.encode([caller, agent])).digest()
 
 
-def after(before: bytes, role: str, text: str, files: Iterable[Attached] = ()) -> bytes:
+def after(before: bytes, said: Said) -> bytes:
     """The digest after one more message. Blanks around it do not count: clients cut them off."""
-    data = msgspec.json.encode([role, plain(text), [file.digest.hex() for file in files]])
+    data = msgspec.json.encode([said.role, plain(said.text), [file.digest.hex() for file in said.files]])
     return hashlib.sha256(before + data).digest()
 
 
@@ -80,7 +65,7 @@ def chain(start: bytes, said: Sequence[Said]) -> list[bytes]:
     """The digests before each message, and after the last one."""
     found = [start]
     for one in said:
-        found.append(after(found[-1], one.role, one.text, one.files))
+        found.append(after(found[-1], one))
     return found
 
 
@@ -102,30 +87,20 @@ def candidates(said: Sequence[Said]) -> list[int]:
 
 def root(digests: Sequence[bytes], said: Sequence[Said]) -> bytes:
     """The digest after the first message of the user: how a conversation begins."""
-    return digests[next((at for at, one in enumerate(said) if one.role == "user"), len(said) - 1) + 1]
+    return digests[next((at for at, one in enumerate(said) if one.role == "user"), 0) + 1]
 
 
-def instructions_of(said: Iterable[Said]) -> bytes | None:
+def instructions_of(said: Sequence[Said]) -> bytes | None:
     """The digest of all instructions in these messages; None without any."""
     texts = [plain(one.text) for one in said if one.role == "system"]
     return hashlib.sha256(msgspec.json.encode(texts)).digest() if texts else None
 
 
-def went_on(place: Place, said: Sequence[Said], known: int) -> Step | None:
-    """The step of a request whose first `known` messages a conversation has. None when nothing in it is new: the answer
-    is wanted once more, which is another conversation. A message whose turn has failed is said again.
+def new_in(place: Place, said: Sequence[Said], known: int) -> Sequence[Said]:
+    """What is new of a request whose first `known` messages a conversation has. Nothing: its last answer is wanted once
+    more, which is another conversation. A message whose turn has failed is said again.
     """
-    new = said[known:]
-    if not new:
-        if place.answered:
-            return None
-        new = said[history(said) :]
-    return goes_on(place, new)
-
-
-def goes_on(place: Place, new: Sequence[Said]) -> Step:
-    """The step of these messages in a conversation that has all before them."""
-    return Step(place, worded(new), _files(new))
+    return said[known:] if known < len(said) or place.answered else said[history(said) :]
 
 
 def has_part(place: Place, said: Sequence[Said]) -> bool:
@@ -133,37 +108,32 @@ def has_part(place: Place, said: Sequence[Said]) -> bool:
     return place.part is not None and plain(place.part).startswith(plain(said[history(said) - 1].text))
 
 
-def begun(said: Sequence[Said], place: Place | None = None, *, earlier: Sequence[Said] = ()) -> Step:
-    """The step of a request that begins a conversation, or goes on with one that it names. What it was told of
-    instructions it is not told again. `earlier`: what was said before these messages, elsewhere.
-    """
-    if place is not None and place.told is not None and instructions_of(said) == place.told:
-        said = [one for one in said if one.role != "system"] or said
-    whole = [*earlier, *said]
-    return Step(place, worded(whole), _files(whole), fork=history(whole) > 0)
+def without_told(place: Place | None, said: Sequence[Said]) -> Sequence[Said]:
+    """These messages, without the instructions that a conversation was told last."""
+    if place is None or place.told is None or instructions_of(said) != place.told:
+        return said
+    return [one for one in said if one.role != "system"]
 
 
 def worded(said: Sequence[Said]) -> str:
     """Messages as one text for the agent: what is new as it is, instructions and a history before it."""
     known = history(said)
-    instructions = "\n\n".join([one.text for one in said if one.role == "system" and one.text])
-    new = "\n\n".join([one.text for one in said[known:] if one.role == "user"])
+    instructions = [one.text for one in said if one.role == "system" and one.text]
     parts = []
     if instructions:
-        parts.append(f"Instructions of the program that this comes through:\n\n{instructions}")
+        parts += ["Instructions of the program that this comes through:", *instructions]
     if known:
-        lines = [_line(one) for one in said[:known] if one.role != "system"]
-        about = "What was said before, as that program tells it, the oldest first, one JSON object a line:"
-        parts.append("\n".join([about, "", *lines]))
-    return "\n\n".join([*parts, "The message:", new]) if parts else new
+        parts.append("What was said before, as that program tells it, the oldest first, one JSON object a line:")
+        parts.append("\n".join([_line(one) for one in said[:known] if one.role != "system"]))
+    new = [one.text for one in said[known:] if one.role == "user"]
+    return "\n\n".join([*parts, "The message:", *new] if parts else new)
 
 
-def _line(one: Said) -> str:
-    told: dict[str, object] = {"role": one.role, "content": one.text}
-    if one.files:
-        told["files"] = len(one.files)
-    return msgspec.json.encode(told).decode()
+def _line(said: Said) -> str:
+    files = {"files": len(said.files)} if said.files else {}
+    return msgspec.json.encode({"role": said.role, "content": said.text, **files}).decode()
 
 
-def _files(said: Iterable[Said]) -> tuple[Attached, ...]:
-    return tuple([file for one in said for file in one.files])
+def files_of(said: Sequence[Said]) -> list[Attached]:
+    """All files of these messages."""
+    return [file for one in said for file in one.files]

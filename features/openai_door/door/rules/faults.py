@@ -14,12 +14,20 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from goondan.features.serve.api.problems import status_of
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload
 
-#: `type` of an error that the caller has made, and of one that it has not.
-INVALID: Final = "invalid_request_error"
-SERVER: Final = "server_error"
+#: Of our codes those that OpenAI has: the status, and its code.
+_THEIRS: Final[Mapping[str, tuple[int, str]]] = {
+    "E_AGENT_NOT_FOUND": (404, "model_not_found"),
+    "E_CONTEXT_OVERFLOW": (400, "context_length_exceeded"),
+    "E_MODEL_QUOTA": (429, "insufficient_quota"),
+}
+#: OpenAI's class of an error, by status; others are `invalid_request_error`, and from 500 on `server_error`.
+_TYPES: Final[Mapping[int, str]] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+#: Codes of what was refused before it was accepted.
+_AGAIN: Final = frozenset({"E_OVERLOADED", "E_KERNEL_NOT_RUNNING"})
 
 
 class Fault(Struct, frozen=True):
@@ -29,43 +37,31 @@ class Fault(Struct, frozen=True):
     status: int
     #: What is wrong, and what to do about it.
     message: str
-    #: OpenAI's class of the error.
-    type: str = INVALID
     #: OpenAI's name for it where there is one, else ours (docs/errors.md).
     code: str | None = None
     #: The parameter that is wrong.
     param: str | None = None
     #: Whether the same request may succeed in a moment, and has done nothing yet.
     again: bool = False
-    #: After how many milliseconds.
-    after_ms: int | None = None
 
     @property
     def body(self) -> dict[str, Any]:
         """The value of `error`."""
-        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What the answer has besides."""
-        found = {"x-should-retry": "true" if self.again else "false"}
-        if self.after_ms is not None:
-            found["retry-after"] = str(max(1, -(-self.after_ms // 1000)))
-            found["retry-after-ms"] = str(self.after_ms)
-        return found
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
 
-class RefusedError(Exception):
+class RefusedError(GoondanError):
     """A request that is refused. `fault` says why."""
 
     def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.message)
+        super().__init__(ErrorPayload("E_DOOR_REQUEST", fault.message))
         self.fault = fault
 
 
 def refused(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> RefusedError:
     """The exception for a request that its caller has to write otherwise."""
-    return RefusedError(Fault(status, message, param=param, code=code))
+    return RefusedError(Fault(status, message, code, param))
 
 
 def no_model(name: str) -> RefusedError:
@@ -74,42 +70,10 @@ def no_model(name: str) -> RefusedError:
     return refused(message, "model", "model_not_found", 404)
 
 
-#: Of our codes: the status, OpenAI's type, and its code where OpenAI has one.
-_KNOWN: Final[Mapping[str, tuple[int, str, str | None]]] = {
-    "E_AGENT_NOT_FOUND": (404, INVALID, "model_not_found"),
-    "E_CONTEXT_OVERFLOW": (400, INVALID, "context_length_exceeded"),
-    "E_MODEL_QUOTA": (429, "insufficient_quota", "insufficient_quota"),
-    "E_MODEL_CANNOT_SEE": (400, INVALID, None),
-    "E_FILE_INVALID": (400, INVALID, None),
-    "E_FRAME_TOO_LARGE": (413, INVALID, None),
-    "E_FRAME_INVALID": (400, INVALID, None),
-    "E_USAGE": (400, INVALID, None),
-    "E_FORBIDDEN": (403, "permission_error", None),
-    "E_EVENT_NOT_FOUND": (404, INVALID, None),
-    "E_ANSWER_GONE": (404, INVALID, None),
-    "E_INSTANCE_DELETED": (409, INVALID, None),
-    "E_CANCELLED": (409, INVALID, None),
-    "E_EXTENSION_DENIED": (403, "permission_error", None),
-    "E_OVERLOADED": (503, SERVER, None),
-    "E_AGENT_TIMEOUT": (504, SERVER, None),
-    "E_KERNEL_NOT_RUNNING": (503, SERVER, None),
-    "E_KERNEL_STOPPED": (503, SERVER, None),
-    "E_KERNEL_LOST": (503, SERVER, None),
-    "E_LINK_CLOSED": (503, SERVER, None),
-    "E_DISK_FULL": (507, SERVER, None),
-}
-#: Codes of what was refused before it was accepted.
-_AGAIN: Final = frozenset({"E_OVERLOADED", "E_KERNEL_NOT_RUNNING"})
-
-
-def fault_of(error: ErrorPayload, *, begun: bool = False) -> Fault:
-    """What OpenAI's clients are told of our error. `begun`: it may be the end of a turn."""
-    status, kind, code = _KNOWN.get(error.code, (500, SERVER, None))
+def fault_of(error: ErrorPayload, status: int = 0, *, begun: bool = False) -> Fault:
+    """What OpenAI's clients are told of our error. `status`: of HTTP, if its code does not say it. `begun`: it may be
+    the end of a turn.
+    """
+    status, code = _THEIRS.get(error.code, (status or status_of(error.code), error.code))
     message = " ".join(filter(None, (error.message, error.suggestion)))
-    again = error.code in _AGAIN and not begun
-    return Fault(status, message, kind, code or error.code, None, again, error.retry_after_ms if again else None)
-
-
-def fault_of_exception(error: GoondanError | RefusedError, *, begun: bool = False) -> Fault:
-    """The same, of what was raised."""
-    return error.fault if isinstance(error, RefusedError) else fault_of(error.info, begun=begun)
+    return Fault(status, message, code, None, error.code in _AGAIN and not begun)

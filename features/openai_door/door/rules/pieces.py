@@ -1,8 +1,8 @@
 """The stream of a turn as pieces of an answer, of which nothing is missing in the end.
 
-A step may begin again with other words, and reasoning may be lost. What was sent to a client cannot be taken back, so
-pieces are only ever added: after a gap nothing more of the step goes out, and the end brings what is missing of the
-answer.
+A step may begin again, perhaps with other words, and reasoning may be lost. What was sent to a client cannot be taken
+back, so pieces are only ever added: after that nothing more of the step goes out, and the end brings what is missing of
+the answer.
 
 Source: schemas/PROTOCOL.md "Live events"; docs/design/wire.md section 8.
 """
@@ -13,7 +13,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from goondan.features.serve.api.progress import News
 from goondan.schemas.wire.frames import Answer
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: What stands between the texts of two steps.
 BETWEEN: Final = "\n\n"
@@ -26,39 +28,20 @@ class Piece(Struct, frozen=True):
     kind: Literal["text", "reasoning"]
     #: The piece.
     text: str
-    #: The piece begins another text: the step's, or the answer itself where it is not what was heard.
-    begins: bool = False
 
 
 class _Flow:
     """The text, or the reasoning, of one step."""
 
     def __init__(self) -> None:
-        #: What went out.
-        self.sent = ""
-        #: How much of the step's text was heard, and what of it since it began again (None: it has not).
-        self.heard = 0
-        self.again: str | None = None
-        self.lost = False
-
-    def void(self) -> None:
-        self.heard, self.again, self.lost = 0, "", False
+        self.sent = ""  # what went out
+        self.lost = False  # what is heard fits no more to it
 
     def take(self, text: str, at: int) -> str:
         """What of a piece goes out."""
-        if at != self.heard or self.lost:
-            self.lost = True
+        self.lost = self.lost or at != len(self.sent)
+        if self.lost:
             return ""
-        self.heard += len(text)
-        if self.again is not None:
-            self.again += text
-            if self.again.startswith(self.sent):
-                text, self.again = self.again[len(self.sent) :], None
-            elif self.sent.startswith(self.again):
-                return ""
-            else:
-                self.lost = True
-                return ""
         self.sent += text
         return text
 
@@ -70,7 +53,6 @@ class Pieces:
         self._step = 0
         self._text = _Flow()
         self._reasoning = _Flow()
-        #: All text that went out, in parts.
         self._out: list[str] = []
 
     @property
@@ -78,43 +60,39 @@ class Pieces:
         """All text that went out."""
         return "".join(self._out)
 
-    def heard(self, kind: str, step: int, text: str = "", at: int = 0, *, again: bool = False) -> list[Piece]:
-        """The pieces of one event: of its `kind`, in this step, with a text that begins at this character of it.
-        `again`: what was heard of the step before is void.
-        """
-        if kind == "reasoning":
-            # It has no place among the texts. What comes behind the words that it was before is not shown.
-            if step != self._step or self._text.sent:
+    def heard(self, news: News) -> list[Piece]:
+        """The pieces of one event."""
+        data = news.data
+        if isinstance(data, RuntimeEvent):
+            # Reasoning has no place among the texts. What comes behind the words that it was before is not shown.
+            if news.kind != "reasoning" or data.step != self._step or self._text.sent:
                 return []
-            if again:
-                self._reasoning.void()
-            text = self._reasoning.take(text, at)
+            self._reasoning.lost = self._reasoning.lost or data.again
+            text = self._reasoning.take(data.text or "", data.at)
             return [Piece("reasoning", text)] if text else []
-        if step and step != self._step:
-            self._step, self._text, self._reasoning = step, _Flow(), _Flow()
-        if kind == "text.again":
-            self._text.void()
-        if kind != "text":
+        if data["step"] != self._step:
+            self._step, self._text, self._reasoning = data["step"], _Flow(), _Flow()
+        if news.kind == "text.again":
+            self._text.lost = True
+        if news.kind != "text":
             return []
         begins = not self._text.sent
-        text = self._text.take(text, at)
-        return self._sent(text, begins=begins) if text else []
+        return self._sent(self._text.take(data["text"], data["at"]), begins=begins)
 
     def ended(self, answer: Answer) -> list[Piece]:
         """The pieces that are missing of a completed turn's answer."""
+        reasoning, response = answer.reasoning or "", answer.response or ""
+        shown, sent = self._reasoning.sent, self._text.sent
         found = []
-        reasoning, shown = answer.reasoning or "", self._reasoning.sent
-        if len(reasoning) > len(shown) and reasoning.startswith(shown) and not self._text.sent:
+        if not sent and len(reasoning) > len(shown) and reasoning.startswith(shown):
             found.append(Piece("reasoning", reasoning[len(shown) :]))
-        response, sent = answer.response or "", self._text.sent
         if response.startswith(sent):
-            rest = response[len(sent) :]
-            return found + self._sent(rest, begins=not sent) if rest else found
-        if response.strip() == sent.strip():
-            return found
-        return found + self._sent(response, begins=True)
+            return found + self._sent(response[len(sent) :], begins=not sent)
+        return found if response.strip() == sent.strip() else found + self._sent(response, begins=True)
 
     def _sent(self, text: str, *, begins: bool) -> list[Piece]:
-        begins = begins and bool(self._out)
-        self._out.append(BETWEEN + text if begins else text)
-        return [Piece("text", text, begins)]
+        """`begins`: the text is another one, the step's or the answer's."""
+        if not text:
+            return []
+        self._out.append(BETWEEN + text if begins and self._out else text)
+        return [Piece("text", self._out[-1])]
