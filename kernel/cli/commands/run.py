@@ -36,7 +36,7 @@ def run(
     is_new: bool,
     workdir: str | None,
     reasoning: bool,
-    beside: Mapping[str, str],
+    beside: Mapping[str, str] | None = None,
 ) -> int:
     """Start a swarm and talk to its entry agent, or talk to one that runs detached.
 
@@ -44,7 +44,7 @@ def run(
     when this command ends.
     """
     # Of each command that runs beside the kernel, the value of its option. Wrong ones are found before anything starts.
-    words = [_words_of(name, value) for name, value in beside.items()]
+    words = [_words_of(name, value) for name, value in (beside or {}).items()]
     place = locate(bundle, policy, trust=trust, accept_loss=accept_loss, watch=watch)
     of_messages = {"--workdir": workdir is not None, "--instance": instance is not None, "--new": is_new}
     if detach:
@@ -129,7 +129,7 @@ def _talk(
             raise fail("E_USAGE", message, suggestion=f"Run `gdn {words[0][0]}`.")
         if words:
             write(*_lines(_start_beside(place, words)), stream=sys.stderr)
-    except GoondanError:
+    except BaseException:
         kernel.finish()
         raise
     if joined and not wants_json():
@@ -144,12 +144,14 @@ def make_command() -> click.Command:
     from goondan.kernel.cli import options
     from goondan.kernel.cli.beside import offered
 
+    def collect(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            ctx.params.setdefault("beside", {})[param.opts[0].removeprefix("--")] = value
+
     def with_beside(command: Any) -> Any:
         for name, line in offered().items():
-            option = click.option(
-                f"--{name}", f"beside_{name}", is_flag=False, flag_value="", metavar="[VALUE]", help=line
-            )
-            command = option(command)
+            how: Any = {"is_flag": False, "flag_value": "", "expose_value": False, "callback": collect}
+            command = click.option(f"--{name}", metavar="[VALUE]", help=line, **how)(command)
         return command
 
     @click.command("run", help=run.__doc__)
@@ -173,8 +175,7 @@ def make_command() -> click.Command:
     @with_beside
     @options.json
     def command(**given: Any) -> int:
-        asked = {name: given.pop(f"beside_{name}") for name in offered()}
-        return run(**given, beside={name: value for name, value in asked.items() if value is not None})
+        return run(**given)
 
     return command
 

@@ -58,7 +58,7 @@ _COMMANDS: Final = {
             "--new": "is_new",
             "--reasoning": "reasoning",
         },
-        left_out={"beside": {}},
+        left_out={},
     ),
 }
 
