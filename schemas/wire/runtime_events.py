@@ -108,8 +108,8 @@ class ToolProgress(Struct, frozen=True, omit_defaults=True):
 #: The least bytes of a window: every frame to an observer fits into them.
 MIN_WINDOW_BYTES: Final = 32 << 10
 #: The largest window: events, and bytes.
-MAX_WINDOW_EVENTS: Final = 8192
-MAX_WINDOW_BYTES: Final = 8 << 20
+MAX_WINDOW_EVENTS: Final = 4096
+MAX_WINDOW_BYTES: Final = 1 << 20
 #: The longest name in a subscription (characters).
 _MAX_NAME: Final = 256
 

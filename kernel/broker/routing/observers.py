@@ -33,10 +33,9 @@ from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame, Hello
 from goondan.schemas.wire.runtime_events import Gap, Observe, RuntimeEvent
 
-#: Subscriptions of one connection. Who has more to look at observes all, and sorts it by itself.
-MAX_SUBSCRIPTIONS: Final = 64
-#: Bytes of the windows of one connection: half of what may wait for a peer before it is given up.
-MAX_WINDOWS: Final = 16 << 20
+#: Subscriptions of one connection: with the largest windows, half of what may wait for a peer before it is given up. Who
+#: has more to look at observes all, and sorts it by itself.
+MAX_SUBSCRIPTIONS: Final = 16
 #: Bytes of all windows: a quarter of what may wait for all peers.
 MAX_ALL_WINDOWS: Final = 64 << 20
 
@@ -143,10 +142,9 @@ class Observers(Part, OfEvents):
             raise fail("E_FRAME_INVALID", f"observe: {error}") from None
         mine = self._known.get(connection, {})
         if frame.id not in mine:
-            if len(mine) >= MAX_SUBSCRIPTIONS or _bytes(mine.values()) + wish.bytes > MAX_WINDOWS:
-                limits = f"{MAX_SUBSCRIPTIONS} subscriptions, with windows of {MAX_WINDOWS} bytes"
-                raise fail("E_FRAME_INVALID", f"one connection has at most {limits}")
-            if _bytes(self._all()) + wish.bytes > MAX_ALL_WINDOWS:
+            if len(mine) >= MAX_SUBSCRIPTIONS:
+                raise fail("E_FRAME_INVALID", f"one connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
+            if sum(one.window.bytes for one in self._all()) + wish.bytes > MAX_ALL_WINDOWS:
                 raise overloaded(f"the windows of all observers have at most {MAX_ALL_WINDOWS} bytes")
             mine[frame.id] = Subscription(connection, frame.id, wish, Window(wish.events, wish.bytes))
             self._change({**self._known, connection: mine})
@@ -249,7 +247,3 @@ class Observers(Part, OfEvents):
                 self._bus.out.append((CLIENTS, one.connection.ident, data))
             elif not behind:
                 self._follow()
-
-
-def _bytes(subscriptions: Iterable[Subscription]) -> int:
-    return sum(one.window.bytes for one in subscriptions)

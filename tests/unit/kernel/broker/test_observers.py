@@ -380,15 +380,13 @@ def test_numbers_that_nobody_was_told_are_refused_and_other_names_are_ignored() 
     assert observing.reads(2, "another") == [] and observing.reads(1) != []
 
 
-def test_a_thousand_subscriptions_are_too_many_and_so_are_their_bytes() -> None:
+def test_a_thousand_subscriptions_are_too_many() -> None:
     world, agent = working()
     observing = Observing(world)
     answers = [observing.observe(size=MIN_WINDOW_BYTES) for _ in range(1000)]
-    assert [answer.type for answer in answers] == ["reply"] * 64 + ["error"] * 936
+    assert [answer.type for answer in answers] == ["reply"] * 16 + ["error"] * 984
     tell(observing, agent)
-    assert len(observing.heard) == 64
-    other = Observing(world, client=0)
-    assert [other.observe(size=MAX_WINDOW_BYTES).type for _ in range(3)] == ["reply", "reply", "error"]
+    assert len(observing.heard) == 16
 
 
 def test_all_windows_together_have_a_bound_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
