@@ -33,8 +33,8 @@ from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame, Hello
 from goondan.schemas.wire.runtime_events import Gap, Observe, RuntimeEvent
 
-#: Subscriptions of one connection: with the largest windows, half of what may wait for a peer before it is given up. Who
-#: has more to look at observes all, and sorts it by itself.
+#: Subscriptions of one connection: with the largest windows, half of what may wait for a peer before it is given up.
+#: Who has more to look at observes all, and sorts it by itself.
 MAX_SUBSCRIPTIONS: Final = 16
 #: Bytes of all windows: a quarter of what may wait for all peers.
 MAX_ALL_WINDOWS: Final = 64 << 20
