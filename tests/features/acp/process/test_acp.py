@@ -85,6 +85,23 @@ def kernel(place: Sandbox) -> Sandbox:
     return place
 
 
+@pytest.fixture(scope="module")
+def shared(place: Sandbox) -> Iterator[Editor]:
+    if not place.ps():
+        place.detach()
+    with editor(place) as one:
+        yield one
+
+
+@pytest.fixture
+def one(shared: Editor, kernel: Sandbox) -> Editor:
+    """The editor of most tests, which has been told nothing."""
+    shared.choose = first
+    shared.updates.clear()
+    shared.permissions.clear()
+    return shared
+
+
 @pytest.fixture
 def work(kernel: Sandbox) -> str:
     return str(kernel.home / "work")
@@ -107,141 +124,133 @@ def only_folders(asked: dict[str, Any]) -> str | None:
     return None if is_call(asked) else first(asked)
 
 
-def test_a_turn_with_text_reasoning_tools_and_files(kernel: Sandbox, work: str) -> None:
+def test_a_turn_with_text_reasoning_tools_and_files(one: Editor, work: str) -> None:
     Path(work, "a.png").write_bytes(PNG)
-    with editor(kernel) as one:
-        told = one.call("initialize", protocolVersion=7)
-        assert told["protocolVersion"] == 1
-        assert told["authMethods"] == []
-        session = one.new(work)
-        assert session.startswith("main/acp-")
-        assert one.prompt(session, "think Hello")["stopReason"] == "end_turn"
-        assert one.said == "echo: Hello | thoughts: 0"
-        assert one.text_of("agent_thought_chunk") == "They say: Hello"
-        assert [asked["toolCall"]["title"] for asked in one.permissions] == [f"Let tools work in {work}?"]
-        done = one.prompt(session, f"call file-system__write {json.dumps({'path': 'b.txt', 'content': 'two'})}")
-        assert done["usage"].keys() >= {"totalTokens", "inputTokens", "outputTokens"}
-        calls = [update for update in one.updates if "toolCallId" in update]
-        assert [call["sessionUpdate"] for call in calls][:1] == ["tool_call"]
-        assert calls[0]["content"] == [{"type": "diff", "path": f"{work}/b.txt", "oldText": None, "newText": "two"}]
-        assert calls[-1]["status"] == "completed"
-        assert len({call["toolCallId"] for call in calls}) == 1
-        assert Path(work, "b.txt").read_text() == "two"
-        link = {"type": "resource_link", "uri": Path(work, "a.png").as_uri(), "name": "a.png"}
-        picture = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
-        one.prompt(session, "Compare", link, picture)
-        assert one.said.count(f"image/png {len(PNG)}") == 2
-        assert len(one.permissions) == 1
+    told = one.call("initialize", protocolVersion=7)
+    assert told["protocolVersion"] == 1
+    assert told["authMethods"] == []
+    session = one.new(work)
+    assert session.startswith("main/acp-")
+    assert one.prompt(session, "think Hello")["stopReason"] == "end_turn"
+    assert one.said == "echo: Hello | thoughts: 0"
+    assert one.text_of("agent_thought_chunk") == "They say: Hello"
+    assert [asked["toolCall"]["title"] for asked in one.permissions] == [f"Let tools work in {work}?"]
+    done = one.prompt(session, f"call file-system__write {json.dumps({'path': 'b.txt', 'content': 'two'})}")
+    assert done["usage"].keys() >= {"totalTokens", "inputTokens", "outputTokens"}
+    calls = [update for update in one.updates if "toolCallId" in update]
+    assert [call["sessionUpdate"] for call in calls][:1] == ["tool_call"]
+    assert calls[0]["content"] == [{"type": "diff", "path": f"{work}/b.txt", "oldText": None, "newText": "two"}]
+    assert calls[-1]["status"] == "completed"
+    assert len({call["toolCallId"] for call in calls}) == 1
+    assert Path(work, "b.txt").read_text() == "two"
+    link = {"type": "resource_link", "uri": Path(work, "a.png").as_uri(), "name": "a.png"}
+    picture = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
+    one.prompt(session, "Compare", link, picture)
+    assert one.said.count(f"image/png {len(PNG)}") == 2
+    assert len(one.permissions) == 1
 
 
-def test_a_session_is_loaded_listed_resumed_and_closed(kernel: Sandbox, work: str) -> None:
-    with editor(kernel, "--agent", "main") as one:
-        session = one.new(work)
-        one.prompt(session, exec_call("echo hi"))
-        one.call("session/close", sessionId=session)
-        assert "no session" in one.refusal("session/prompt", sessionId=session, prompt=[])["message"]
-    with editor(kernel) as one:
-        listed = one.call("session/list", cwd=work)["sessions"]
-        assert session in [row["sessionId"] for row in listed]
-        assert one.call("session/list", cwd="/nowhere")["sessions"] == []
-        modes = one.call("session/load", sessionId=session, cwd=work, mcpServers=[])["modes"]
-        assert modes["currentModeId"] == "main"
-        kinds = [update["sessionUpdate"] for update in one.updates]
-        assert kinds == ["user_message_chunk", "tool_call", "tool_call_update", "agent_message_chunk"]
-        one.updates.clear()
-        one.call("session/resume", sessionId=session, cwd=work, mcpServers=[])
-        assert one.updates == []
-        assert one.prompt(session, "again")["stopReason"] == "end_turn"
-        assert one.refusal("session/load", sessionId="main/none", cwd=work, mcpServers=[])["code"] == -32002
-        assert one.refusal("session/load", sessionId="_operator/x", cwd=work, mcpServers=[])["code"] == -32002
+def test_a_session_is_loaded_listed_resumed_and_closed(one: Editor, kernel: Sandbox, work: str) -> None:
+    with editor(kernel, "--agent", "main") as other:
+        session = other.new(work)
+        other.prompt(session, exec_call("echo hi"))
+        other.call("session/close", sessionId=session)
+        assert "no session" in other.refusal("session/prompt", sessionId=session, prompt=[])["message"]
+    listed = one.call("session/list", cwd=work)["sessions"]
+    assert session in [row["sessionId"] for row in listed]
+    assert one.call("session/list", cwd="/nowhere")["sessions"] == []
+    modes = one.call("session/load", sessionId=session, cwd=work, mcpServers=[])["modes"]
+    assert modes["currentModeId"] == "main"
+    kinds = [update["sessionUpdate"] for update in one.updates]
+    assert kinds == ["user_message_chunk", "tool_call", "tool_call_update", "agent_message_chunk"]
+    one.updates.clear()
+    one.call("session/resume", sessionId=session, cwd=work, mcpServers=[])
+    assert one.updates == []
+    assert one.prompt(session, "again")["stopReason"] == "end_turn"
+    assert one.refusal("session/load", sessionId="main/none", cwd=work, mcpServers=[])["code"] == NONE
+    assert one.refusal("session/load", sessionId="_operator/x", cwd=work, mcpServers=[])["code"] == NONE
 
 
-def test_a_mode_is_the_agent_that_answers(kernel: Sandbox, work: str) -> None:
-    with editor(kernel) as one:
-        told = one.call("session/new", cwd=work, mcpServers=[])
-        session = told["sessionId"]
-        assert [mode["id"] for mode in told["modes"]["availableModes"]] == ["main", "careful", "other"]
-        one.call("session/set_mode", sessionId=session, modeId="other")
-        one.prompt(session, "hello")
-        assert "embedded console" in one.said
-        refused = one.refusal("session/set_mode", sessionId=session, modeId="nobody")
-        assert refused["message"] == "the modes are main, careful, other"
-        one.updates.clear()
-        loaded = one.call("session/load", sessionId=session, cwd=work, mcpServers=[])
-        assert loaded["modes"]["currentModeId"] == "other"
-        assert "embedded console" in one.said
+def test_a_mode_is_the_agent_that_answers(one: Editor, work: str) -> None:
+    told = one.call("session/new", cwd=work, mcpServers=[])
+    session = told["sessionId"]
+    assert [mode["id"] for mode in told["modes"]["availableModes"]] == ["main", "careful", "other"]
+    one.call("session/set_mode", sessionId=session, modeId="other")
+    one.prompt(session, "hello")
+    assert "embedded console" in one.said
+    refused = one.refusal("session/set_mode", sessionId=session, modeId="nobody")
+    assert refused["message"] == "the modes are main, careful, other"
+    one.updates.clear()
+    loaded = one.call("session/load", sessionId=session, cwd=work, mcpServers=[])
+    assert loaded["modes"]["currentModeId"] == "other"
+    assert "embedded console" in one.said
 
 
-def test_tools_work_in_the_editors_folder_only_after_a_yes(kernel: Sandbox) -> None:
+def test_tools_work_in_the_editors_folder_only_after_a_yes(one: Editor, kernel: Sandbox) -> None:
     folder = kernel.home / "refused"
     folder.mkdir()
-    with editor(kernel, choose=lambda asked: "reject_always") as one:
-        session = one.new(str(folder))
-        one.prompt(session, exec_call("touch here; pwd"))
-        assert "Tools do not work in" in one.said
-        one.prompt(session, "again")
-        assert one.said == "echo: again"
-    with editor(kernel) as one:
-        session = one.new(str(folder))
-        one.prompt(session, exec_call("pwd"))
-        assert one.permissions == []
+    one.choose = lambda asked: "reject_always"
+    session = one.new(str(folder))
+    one.prompt(session, exec_call("touch here; pwd"))
+    assert "Tools do not work in" in one.said
+    one.prompt(session, "again")
+    assert one.said == "echo: again"
+    one.prompt(one.new(str(folder)), exec_call("pwd"))
+    assert len(one.permissions) == 1
     assert list(folder.iterdir()) == []
     assert kernel.gdn("acp", "--ask-again").status == 0
-    with editor(kernel, choose=lambda asked: "allow_once") as one:
-        session = one.new(str(folder))
-        one.prompt(session, exec_call("touch here"))
-        one.prompt(session, "again")
-        assert len(one.permissions) == 1
+    one.choose = lambda asked: "allow_once"
+    session = one.new(str(folder))
+    one.prompt(session, exec_call("touch here"))
+    one.prompt(session, "again")
+    assert len(one.permissions) == 2
     assert [path.name for path in folder.iterdir()] == ["here"]
-    with editor(kernel) as one:
-        none = one.refusal("session/new", cwd=str(kernel.home / "none"), mcpServers=[])
-        assert "is no directory" in none["message"]
+    none = one.refusal("session/new", cwd=str(kernel.home / "none"), mcpServers=[])
+    assert "is no directory" in none["message"]
 
 
-def test_servers_of_the_editor_are_refused_in_words(kernel: Sandbox, work: str) -> None:
+def test_servers_of_the_editor_are_refused_in_words(one: Editor, work: str) -> None:
     servers = [{"name": "files", "command": "/bin/files", "args": [], "env": []}]
-    with editor(kernel) as one:
-        session = one.call("session/new", cwd=work, mcpServers=servers)["sessionId"]
-        one.prompt(session, "hello")
-        assert "not used: files" in one.said
-        assert "gdn mcp add" in one.said
+    session = one.call("session/new", cwd=work, mcpServers=servers)["sessionId"]
+    one.prompt(session, "hello")
+    assert "not used: files" in one.said
+    assert "gdn mcp add" in one.said
 
 
-def test_a_turn_is_cancelled(kernel: Sandbox, work: str) -> None:
-    with editor(kernel) as one:
-        session = one.new(work)
-        asked = one.begin_prompt(session, exec_call("sleep 60"))
-        one.until(lambda: any(update.get("status") == "in_progress" for update in one.updates))
-        second = one.end_of(one.begin_prompt(session, "hello"))
-        assert "works on a prompt: wait" in second["error"]["message"]
-        one.say(method="session/cancel", params={"sessionId": session})
-        assert one.end_of(asked)["result"]["stopReason"] == "cancelled"
-        assert one.prompt(session, "hello")["stopReason"] == "end_turn"
+def test_a_turn_is_cancelled(one: Editor, work: str) -> None:
+    session = one.new(work)
+    asked = one.begin_prompt(session, exec_call("sleep 60"))
+    one.until(lambda: any(update.get("status") == "in_progress" for update in one.updates))
+    second = one.end_of(one.begin_prompt(session, "hello"))
+    assert "works on a prompt: wait" in second["error"]["message"]
+    one.say(method="session/cancel", params={"sessionId": session})
+    assert one.end_of(asked)["result"]["stopReason"] == "cancelled"
+    assert one.prompt(session, "hello")["stopReason"] == "end_turn"
 
 
-def test_a_prompt_is_cancelled_while_its_folder_is_asked_about(kernel: Sandbox) -> None:
+def test_a_prompt_is_cancelled_while_its_folder_is_asked_about(one: Editor, kernel: Sandbox) -> None:
     folder = kernel.home / "asked"
     folder.mkdir()
-    with editor(kernel, choose=lambda asked: None) as one:
-        session = one.new(str(folder))
-        asked = one.begin_prompt(session, "hello")
-        one.until(lambda: bool(one.permissions))
-        one.say(method="session/cancel", params={"sessionId": session})
-        assert one.end_of(asked)["result"]["stopReason"] == "cancelled"
+    one.choose = lambda asked: None
+    session = one.new(str(folder))
+    asked = one.begin_prompt(session, "hello")
+    one.until(lambda: bool(one.permissions))
+    one.say(method="session/cancel", params={"sessionId": session})
+    assert one.end_of(asked)["result"]["stopReason"] == "cancelled"
 
 
 @pytest.mark.feature("approvals")
-def test_a_call_that_waits_for_a_person_is_asked_in_the_editor(kernel: Sandbox, work: str) -> None:
-    with editor(kernel, "--agent", "careful") as one:
-        session = one.new(work)
-        one.prompt(session, console_call("echo yes"))
-        assert "yes" in one.said
-        asked = one.permissions[-1]
-        assert [option["kind"] for option in asked["options"]] == ["allow_once", "reject_once"]
-        assert "echo yes" in asked["toolCall"]["content"][0]["content"]["text"]
-        one.choose = lambda asked: "reject_once"
-        one.prompt(session, console_call("echo no"))
-        assert "E_APPROVAL_DENIED" in one.said + json.dumps(one.updates)
+def test_a_call_that_waits_for_a_person_is_asked_in_the_editor(one: Editor, work: str) -> None:
+    session = one.new(work)
+    one.call("session/set_mode", sessionId=session, modeId="careful")
+    one.prompt(session, console_call("echo yes"))
+    assert "yes" in one.said
+    asked = one.permissions[-1]
+    assert [option["kind"] for option in asked["options"]] == ["allow_once", "reject_once"]
+    assert "echo yes" in asked["toolCall"]["content"][0]["content"]["text"]
+    one.choose = lambda asked: "reject_once"
+    one.prompt(session, console_call("echo no"))
+    assert "E_APPROVAL_DENIED" in one.said + json.dumps(one.updates)
 
 
 @pytest.mark.feature("approvals")
@@ -277,39 +286,33 @@ def test_a_call_is_kept_when_the_editor_vanishes(kernel: Sandbox, work: str) -> 
         (b'{"jsonrpc": "2.0", "id": 9, "method": "initialize", "params": {"protocolVersion": -1}}', -32602),
     ],
 )
-def test_rubbish_gets_one_error_in_words(rude: Editor, line: bytes, code: int) -> None:
-    rude.send(line)
-    answer = rude.next()
+def test_rubbish_gets_one_error_in_words(one: Editor, line: bytes, code: int) -> None:
+    one.send(line)
+    answer = one.next()
     assert answer is not None
     assert answer["error"]["code"] == code
     assert 0 < len(answer["error"]["message"]) < 400
     assert "Traceback" not in answer["error"]["message"]
 
 
-@pytest.fixture(scope="module")
-def rude(place: Sandbox) -> Iterator[Editor]:
-    with editor(place) as one:
-        yield one
-
-
-def test_responses_and_notifications_that_nobody_wants_are_left(rude: Editor) -> None:
+def test_responses_and_notifications_that_nobody_wants_are_left(one: Editor) -> None:
     for more in ({"id": 5, "result": 1}, {"id": "x", "error": "words"}, {"method": "session/cancel", "params": 1}):
-        rude.say(**more)
-    rude.say(method="session/cancel", params={"sessionId": "nobody"})
-    rude.say(method="no/such")
-    assert rude.call("initialize", protocolVersion=1)["protocolVersion"] == 1
+        one.say(**more)
+    one.say(method="session/cancel", params={"sessionId": "nobody"})
+    one.say(method="no/such")
+    assert one.call("initialize", protocolVersion=1)["protocolVersion"] == 1
 
 
-def test_a_line_of_a_hundred_megabytes_takes_no_memory(rude: Editor) -> None:
-    before = _peak(rude.process.pid)
-    assert rude.process.stdin is not None
+def test_a_line_of_a_hundred_megabytes_takes_no_memory(one: Editor) -> None:
+    before = _peak(one.process.pid)
+    assert one.process.stdin is not None
     for _ in range(100):
-        rude.process.stdin.write(b"x" * (1 << 20))
-    rude.send(b"")
-    answer = rude.next()
+        one.process.stdin.write(b"x" * (1 << 20))
+    one.send(b"")
+    answer = one.next()
     assert answer is not None
     assert "104857600 bytes" in answer["error"]["message"]
-    assert _peak(rude.process.pid) - before < 80 << 10
+    assert _peak(one.process.pid) - before < 80 << 10
 
 
 def _peak(pid: int) -> int:
