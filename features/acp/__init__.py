@@ -1,4 +1,4 @@
 """An agent of a swarm for editors: the Agent Client Protocol, version 1, on standard input and output (`gdn acp`).
 
-Source: https://agentclientprotocol.com; docs/design/features.md.
+Source: https://agentclientprotocol.com; docs/decisions/174-acp.md.
 """
