@@ -19,7 +19,6 @@ from typing import Final
 
 from goondan.kernel.import_path import folders
 from goondan.schemas import transport
-from goondan.schemas.system import log_lines
 from goondan.schemas.system.users import VARIABLE
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
@@ -38,16 +37,18 @@ ENVIRONMENT: Final = frozenset(
         "GOONDAN_STATE_ROOT",
         "GOONDAN_NODE",
         "GOONDAN_BUN",
+        "GOONDAN_LOG_FORMAT",
         VARIABLE,
         transport.VARIABLE,
-        log_lines.VARIABLE,
     )
 )
 #: Variables that name certificate authorities (schemas/system/authorities.py).
 AUTHORITIES: Final = frozenset(("SSL_CERT_FILE", "SSL_CERT_DIR"))
-#: Variables that agents need in addition: their models' servers may be behind a proxy or a company's certificate.
+#: Variables that agents need in addition: their models' servers may be behind a proxy or a company's certificate, and
+#: may want to know traces.
 AGENT_ENVIRONMENT: Final = AUTHORITIES.union(
-    name for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY") for name in (upper, upper.lower())
+    ("GOONDAN_TRACEPARENT",),
+    (name for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY") for name in (upper, upper.lower())),
 )
 #: The first word of a supervisor that waits for its arguments (ahead.receive). The number of its socket is the second.
 WAITS: Final = "--ahead"

@@ -32,6 +32,7 @@ from goondan.agentproc.providers.reader import MAX_NAME, AnswerReader, EventTooL
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, answered, first_model, with_files
 from goondan.schemas.models import origins, server_answers
 from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.wire import spans
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The largest streamed answer, with all that surrounds the text (bytes). Streams wrap every few letters in some hundred
@@ -153,6 +154,7 @@ class HttpProvider:
         self._seeing = history.Seeing(_is_there)
         #: The model and the headers of the last request that was checked, its URL, and the headers as they are sent.
         self._checked: tuple[Any, dict[str, str], str, dict[str, str]] = None, {}, "", {}
+        self._tells_trace = os.environ.get(spans.VARIABLE) == "1"
         #: The model that was taken from the server's list.
         self._listed = ""
 
@@ -247,6 +249,9 @@ class HttpProvider:
             self._check_key(request, wire)
             headers = _checked(wire.headers)
             self._checked = request.model, wire.headers, wire.url, headers
+        if self._tells_trace and request.trace_id:
+            span_id = spans.model_span(request.turn_id, request.step)
+            headers = {**headers, "traceparent": spans.traceparent(request.trace_id, span_id)}
         body = wire.body if request.files is None else with_files(wire.body, request.files)
         response = await self._client.ask("POST", wire.url, headers, body, self._patience)
         try:

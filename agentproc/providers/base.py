@@ -102,6 +102,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     aside: bool = False
     #: Its way out. None: it goes out at once.
     permit: Permit | None = None
+    #: The trace that it belongs to.
+    trace_id: str = ""
 
 
 class Usage(Struct, frozen=True):

@@ -592,6 +592,7 @@ class TurnRun:
             files=instance.files.place,
             output=spec.output,
             tool_choice=(around and around.tool_choice) or (own_choice if holds else None),
+            trace_id=self._trace_id,
         )
         self._models.start(provider, request, self._stages)
 

@@ -57,6 +57,8 @@ class Message(NamedTuple):
     workdir: str | None = None
     #: The trace that it belongs to. None: a new one.
     trace_id: str | None = None
+    #: The span of that trace that it comes from. None: nobody has said it.
+    parent_span_id: str | None = None
     #: The pictures and PDFs beside it, as `Session.lay_down` returned them.
     files: Sequence[FilePart] = ()
 
@@ -77,6 +79,7 @@ def event_frame(message: Message, event_id: str, timeout_s: float | None) -> Fra
         instance_key=key,
         event_id=event_id,
         trace_id=message.trace_id,
+        parent_span_id=message.parent_span_id,
         workdir=message.workdir,
         deadline_ms=None if timeout_s is None else max(1, int(timeout_s * 1000)),
         files=files or None,

@@ -6,7 +6,7 @@ has 32 hexadecimal digits, a span id 16; lower case, and not all of them zero.
 Span ids are digests of names. So every process gets the same id without asking: an agent that resumes a turn, the
 broker and a tool host that pass on what a call asks for, and whoever reads a trace.
 
-Source: PROTOCOL.md "Traces".
+Source: PROTOCOL.md "Traces"; W3C Trace Context.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ try:  # hashlib's, of OpenSSL, takes longer to begin than a name takes to digest
 except ImportError:  # a later Python has it elsewhere
     import hashlib as _hashes
 
+#: The environment variable of the kernel: "1" has each request to a model say which span it belongs to
+#: (`traceparent`), so that its server can hang its own spans there.
+VARIABLE: Final = "GOONDAN_TRACEPARENT"
+
 _TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
 #: A turn needs the same few spans again and again; each takes some 200 bytes.
 _REMEMBERED: Final = 64
+_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?\Z", re.DOTALL)
 _SPAN: Final = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
 
 
@@ -34,6 +39,19 @@ def is_trace_id(text: str) -> bool:
 def is_span_id(text: str) -> bool:
     """Whether `text` is a span id."""
     return _SPAN.match(text) is not None
+
+
+def traceparent(trace_id: str, span_id: str) -> str:
+    """The header of W3C trace context that says: this belongs to that span."""
+    return f"00-{trace_id}-{span_id}-01"
+
+
+def read_traceparent(header: str) -> tuple[str, str] | None:
+    """The trace and the span that such a header names; None for what is none. Later versions may say more behind it."""
+    found = _TRACEPARENT.match(header.strip())
+    if found is None or found[1] == "ff" or (found[1] == "00" and found[4]):
+        return None
+    return (found[2], found[3]) if is_trace_id(found[2]) and is_span_id(found[3]) else None
 
 
 def trace_id_of(*names: str) -> str:

@@ -15,6 +15,7 @@ Answer = str | list[tuple[str, str, dict[str, Any]]]
 
 class ScriptedModel:
     """`scripts`: what the person says -> the answers of that turn, in order. `requests`: the same -> request bodies.
+    `headers`: of all requests.
 
     `otherwise` is said where no script has an answer. `by_first`: a message that has no script belongs to the turn of
     the one before it.
@@ -24,6 +25,7 @@ class ScriptedModel:
         self.base = ""
         self.scripts: dict[str, list[Answer]] = {}
         self.requests: dict[str, list[dict[str, Any]]] = {}
+        self.headers: list[dict[str, str]] = []
         self.otherwise: str | None = None
         self.by_first = False
 
@@ -74,6 +76,7 @@ def scripted_model(port: int = 0) -> Iterator[ScriptedModel]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            model.headers.append({name.lower(): value for name, value in self.headers.items()})
             answer = model.answer(body)
             delta: dict[str, Any] = {"role": "assistant"}
             if isinstance(answer, str):

@@ -215,8 +215,10 @@ def answer_of(event_id: str, answer: frames.Answer) -> Response:
 async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Message:
     if not sent.text.strip() and not sent.files:
         raise fail("E_USAGE", "the message is empty", suggestion="Give it a `text`.")
-    trace_id = sent.trace_id
-    if trace_id is not None and not spans.is_trace_id(trace_id):
+    trace_id, span_id = sent.trace_id, None
+    if trace_id is None:
+        trace_id, span_id = spans.read_traceparent(asked.request.headers.get("traceparent", "")) or (None, None)
+    elif not spans.is_trace_id(trace_id):
         raise fail("E_USAGE", "a trace id has 32 hexadecimal digits, in lower case and not all of them zero")
     workdir = sent.workdir
     if workdir is not None:
@@ -225,7 +227,14 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
         workdir = absolute_workdir(workdir, asked.swarm.place)
     files = await _lay_down(asked.swarm, sent.files) if sent.files else []
     key = batch.check_instance(sent.instance)
-    return Message(agent, key, sent.text, event_id=event_id, workdir=workdir, trace_id=trace_id, files=files)
+    return Message(
+        *(agent, key, sent.text),
+        event_id=event_id,
+        workdir=workdir,
+        trace_id=trace_id,
+        parent_span_id=span_id,
+        files=files,
+    )
 
 
 async def _lay_down(swarm: Swarm, files: list[SentFile]) -> list[frames.FilePart]:

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_genai_semconv import assert_genai_span_compliant
 
 from goondan.kernel.spawn import AGENT_ENVIRONMENT
+from goondan.schemas.wire.spans import read_traceparent, traceparent
 from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, sandbox, shown, wait_until
 from tests.process.scripted_model import ScriptedModel, scripted_model
@@ -30,6 +31,7 @@ BUNDLE = documents(
     "Swarm swarm {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/other}]}",
 )
 KEY = "sesame-4711"
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,7 @@ def kernel(port: int, model: ScriptedModel) -> Iterator[Sandbox]:
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
         "OTEL_EXPORTER_OTLP_HEADERS": f"api-key={KEY}",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "2",
+        "GOONDAN_TRACEPARENT": "1",
     }
     with sandbox(BUNDLE.replace("BASE", json.dumps(model.base)), variables) as running:
         yield running
@@ -93,7 +96,9 @@ async def turn_of(receiver: OtelTapHttpProtobufReceiver, agent: str) -> Any:
     return await receiver.await_trace(lambda span: span.name == f"invoke_agent {agent}", 30)
 
 
-async def test_a_trace_of_two_agents_arrives_whole(kernel: Sandbox, receiver: OtelTapHttpProtobufReceiver) -> None:
+async def test_a_trace_of_two_agents_arrives_whole(
+    kernel: Sandbox, model: ScriptedModel, receiver: OtelTapHttpProtobufReceiver
+) -> None:
     found: list[Any] = []
 
     async def keep() -> None:
@@ -130,6 +135,8 @@ async def test_a_trace_of_two_agents_arrives_whole(kernel: Sandbox, receiver: Ot
             assert_genai_span_compliant(_Received(span))
     assert attributes(by_name["execute_tool bash__exec"])["goondan.receipt.tier"] in ("full", "reduced")
     assert "hello" not in str(found)
+    asked = {read_traceparent(headers["traceparent"]) for headers in model.headers}
+    assert asked == {(trace, span.span_id.hex()) for span in found if span.name == "chat m"}
 
 
 async def test_status_and_secret_and_what_is_imported(kernel: Sandbox, receiver: OtelTapHttpProtobufReceiver) -> None:
@@ -162,7 +169,7 @@ def test_metrics_are_for_those_who_may_look(kernel: Sandbox) -> None:
     from tests.features.serve.process.test_gdn_serve import door
 
     tokens = kernel.home / "tokens"
-    tokens.write_text("prometheus look looker-0123456789 *\n")
+    tokens.write_text("prometheus look looker-0123456789 *\nweb talk talker-0123456789 *\n")
     tokens.chmod(0o600)
     with door(kernel, "--token-file", str(tokens)) as told:
         request = urllib.request.Request(f"{told['url']}/metrics")
@@ -174,5 +181,13 @@ def test_metrics_are_for_those_who_may_look(kernel: Sandbox) -> None:
         with urllib.request.urlopen(request, timeout=10) as answer:
             families = text_string_to_metric_families(answer.read().decode())
             found = {sample.name: sample for family in families for sample in family.samples}
+        request = urllib.request.Request(f"{told['url']}/api/v1/messages", b'{"text": "again"}')
+        request.add_header("Authorization", "Bearer talker-0123456789")
+        request.add_header("Content-Type", "application/json")
+        request.add_header("traceparent", traceparent(TRACE, SPAN))
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert json.load(answer)["traceId"] == TRACE
+    (turn,) = kernel.gdn("trace", TRACE, "--json").json["turns"]
+    assert turn["parentSpanId"] == SPAN
     assert found["goondan_up"].value == 1
     assert {"goondan_model_calls_total", "goondan_process_memory_bytes", "goondan_places"} <= found.keys()
