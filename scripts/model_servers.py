@@ -1,4 +1,5 @@
-"""`make test-models`: whole turns against real model servers (tests/real_models), llama.cpp's and the proxy of LiteLLM.
+"""`make test-models`: whole turns against real model servers (tests/real_models), llama.cpp's and the proxy of LiteLLM;
+and programs that use agents as models.
 
 Everything is installed from PyPI into .cache/model-servers, by pip as this machine has it set up. What is there already
 stays. The model is one of random numbers, written when the tests begin: no weights are fetched.
@@ -16,10 +17,12 @@ from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".cache" / "model-servers"
-#: The versions that docs/context.md lists. Each set has an environment of its own: their dependencies differ.
+#: The versions; docs/context.md lists those of servers. Each set has an environment of its own: their dependencies
+#: differ.
 PYPI: Final = {
     "llama-cpp": {"xllamacpp": "2026.10.11549", "gguf": "0.19.0"},
     "litellm": {"litellm[proxy]": "1.106.2"},
+    "llm": {"llm": "0.36"},
 }
 
 
@@ -41,7 +44,8 @@ def main() -> int:
     """Install, and run the tests."""
     install()
     environment = {**os.environ, "GOONDAN_MODEL_SERVERS": str(FOLDER)}
-    tests = [sys.executable, "-m", "pytest", "-q", "tests/real_models", *sys.argv[1:]]
+    of_features = sorted(map(str, ROOT.glob("tests/features/*/process/test_programs_of_others.py")))
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/real_models", *of_features, *sys.argv[1:]]
     return subprocess.run(tests, cwd=ROOT, env=environment, check=False).returncode
 
 

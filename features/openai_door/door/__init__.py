@@ -29,14 +29,14 @@ from goondan.features.serve.api import Caller, Swarm, Way
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.schemas.wire import blobs
 from goondan.schemas.wire.codec import DECODE_ERRORS
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer
 
 #: The header that names an instance, in requests and in answers.
 INSTANCE: Final = "x-goondan-instance"
 #: The largest request (bytes): the files of a message as base64, and the history before it.
 MAX_BODY: Final = blobs.MAX_MESSAGE_BYTES * 2
-#: What the owner chooses: `refuse` answers 409 to a history that was edited; else it goes on in a new instance.
+#: What the owner chooses for a history that was edited: `refuse`, with 409; or `fork`, it goes on in a new instance.
 EDITED: Final = "GOONDAN_OPENAI_EDITED"
 #: The parameters of each door.
 TABLES: Final = msgspec.json.decode(
@@ -45,7 +45,7 @@ TABLES: Final = msgspec.json.decode(
 
 
 def routes(swarm: Swarm) -> list[BaseRoute]:
-    """The routes of the door."""
+    """The routes of the door. Raises GoondanError E_USAGE for an owner's choice that is none."""
     door = Door(swarm)
     return [
         Way("/v1/chat/completions", door.complete, ("POST",), role="talk", max_body=MAX_BODY),
@@ -74,9 +74,11 @@ class Door:
     """The endpoints."""
 
     def __init__(self, swarm: Swarm) -> None:
+        if (edited := os.environ.get(EDITED) or "fork") not in ("fork", "refuse"):
+            raise fail("E_USAGE", f"{EDITED} is fork or refuse")
         self._swarm = swarm
         self._known = known.Known(swarm.state_dir)
-        self._turns = Turns(swarm, self._known, refuses=os.environ.get(EDITED) == "refuse")
+        self._turns = Turns(swarm, self._known, refuses=edited == "refuse")
         self._running: dict[str, Underway] = {}  # responses whose turns run here, by their ids
 
     # --- chat completions and responses

@@ -56,9 +56,7 @@ VALUES (?, ?, ?, 1, ?, 0, ?, (SELECT ifnull(max(used), 0) + 1 FROM conversations
 ON CONFLICT (caller, agent, instance) DO UPDATE SET turns = turns + 1, told = ifnull(excluded.told, told),
   answered = 0, part = NULL, root = ifnull(excluded.root, root), used = excluded.used
 """
-_OLDEST: Final = (
-    "DELETE FROM conversations WHERE number IN (SELECT number FROM conversations ORDER BY used DESC LIMIT -1 OFFSET ?)"
-)
+_OLDEST: Final = "DELETE FROM conversations WHERE used <= (SELECT max(used) FROM conversations) - ?"
 _OLDEST_RESPONSES: Final = """
 DELETE FROM responses WHERE seq IN (SELECT seq FROM (
   SELECT seq, sum(length(kept)) OVER (ORDER BY seq DESC) AS bytes FROM responses) WHERE bytes > ?)

@@ -17,7 +17,7 @@ from goondan.features.openai_door.door.rules.conversations import Place
 from goondan.features.openai_door.door.rules.requests import Said
 from goondan.features.openai_door.door.turns import instance_of_user
 from goondan.schemas.bundle.address import is_instance_key
-from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.errors import GoondanError, fail
 from tests.features.openai_door.conftest import FakeSwarm, completed, failed, pieces, until_cancelled
 
 
@@ -107,6 +107,9 @@ async def test_the_owner_may_have_edits_refused(opened: Any, swarm: FakeSwarm, m
     await client.respond("two", previous_response_id=response["id"])
     told = await client.respond("TWO", previous_response_id=response["id"], status=409)
     assert told["error"]["param"] == "previous_response_id"
+    monkeypatch.setenv("GOONDAN_OPENAI_EDITED", "refused")
+    with pytest.raises(GoondanError, match="fork or refuse"):
+        opened(anew=True)
 
 
 async def test_requests_for_titles_leave_a_conversation_alone(client: Any, swarm: FakeSwarm) -> None:

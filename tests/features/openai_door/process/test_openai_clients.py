@@ -191,6 +191,10 @@ def test_errors_are_those_of_the_package(client: openai.OpenAI, bob: openai.Open
     with pytest.raises(openai.BadRequestError) as form:
         client.chat.completions.create(model="main", messages=hello, response_format={"type": "json_object"})
     assert form.value.param == "response_format"
+    with pytest.raises(openai.NotFoundError, match="nothing is served"):
+        client.embeddings.create(model="main", input="hello")
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="main", messages=hello, extra_headers={"x-goondan-instance": "a" * 5000})
     for key, status in (("eve-0123456789abcdef", 403), ("nobody-0123456789", 401)):
         with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as other:
             with pytest.raises(openai.APIStatusError) as refused:
