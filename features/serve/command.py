@@ -189,7 +189,7 @@ class _Door:
         def end() -> None:
             service.stop(now=over.is_set())
             over.set()
-            gate.ending.set()
+            gate.end()
 
         def kernel_ended() -> None:
             loop.remove_reader(pidfd or -1)

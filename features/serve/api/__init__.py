@@ -3,7 +3,8 @@
 A feature's `door.py` has `routes(swarm)`, its ways: `Way`, which says the role and the size of the body, or any other
 route of Starlette, which needs `operate`. `FORMS` of it says how errors below a prefix of a path are answered; without
 one they are problem documents. A way finds its `Caller` as `request.state.caller`. It may raise GoondanError, and
-`refused(status, …)` where HTTP has a status for it. A stream ends soon after `request.state.ending` (an Event) is set.
+`refused(status, …)` where HTTP has a status for it. It is cancelled when its client goes, and when the door ends if its
+answer is a stream of events.
 
 Source: docs/design/features.md section 1.
 """

@@ -35,6 +35,8 @@ from goondan.schemas.wire.errors import GoondanError, fail
 Formatter = Callable[[GoondanError, int], Response]
 #: How large a body is whose way says nothing (bytes).
 MAX_BODY: Final = 1 << 20
+#: What a stream says last when the door ends: after how many milliseconds a client may come back.
+COME_BACK: Final = b"retry: 1000\n\n"
 _LOG: Final = logging.getLogger("goondan.door")
 #: What each answer says, unless its way has said it: it is a caller's own, and what its type says.
 _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -43,15 +45,18 @@ _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", 
 class Refused(Exception):
     """An error with a status of its own: raised by a way, answered by the gate in the form of its prefix."""
 
-    def __init__(self, status: int, error: GoondanError) -> None:
+    def __init__(self, status: int, error: GoondanError, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(error.info.message)
         self.status = status
         self.error = error
+        self.headers = headers or {}
 
 
-def refused(status: int, message: str, code: str = "E_DOOR_REQUEST") -> Refused:
-    """The error of a request that is wrong in a way that HTTP has a status for."""
-    return Refused(status, fail(code, message))
+def refused(
+    status: int, message: str, code: str = "E_DOOR_REQUEST", headers: Mapping[str, str] | None = None
+) -> Refused:
+    """The error of a request that is wrong in a way that HTTP has a status for; `headers` are the answer's."""
+    return Refused(status, fail(code, message), headers)
 
 
 class Way(Route):
@@ -105,10 +110,10 @@ class Gate:
         self._tokens = tokens
         self._open: Counter[str] = Counter()
         self._bodies = 0
-        #: What works on the requests that were let in, with what their tokens were.
-        self._inside: dict[asyncio.Task[Any], Head] = {}
-        #: Set when the door ends: streams say so, and end.
-        self.ending = asyncio.Event()
+        #: What works on the requests that were let in.
+        self._inside: dict[asyncio.Task[Any], _Exchange] = {}
+        #: Nobody new is let in.
+        self.ended = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -120,8 +125,15 @@ class Gate:
         connection.
         """
         self._tokens = tokens
-        for task, head in self._inside.items():
-            if tokens.known(head.digest) != head.caller:
+        for task, exchange in self._inside.items():
+            if exchange.head is None or tokens.known(exchange.head.digest) != exchange.head.caller:
+                task.cancel()
+
+    def end(self) -> None:
+        """Let nobody new in, and end the streams."""
+        self.ended = True
+        for task, exchange in self._inside.items():
+            if exchange.streams:
                 task.cancel()
 
     # --- for exchanges
@@ -137,7 +149,8 @@ class Gate:
             if match is Match.PARTIAL:
                 allowed |= getattr(way, "methods", None) or set()
         if allowed:
-            raise refused(405, f"this path takes {', '.join(sorted(allowed))}")
+            methods = ", ".join(sorted(allowed))
+            raise refused(405, f"this path takes {methods}", headers={"allow": methods})
         raise refused(404, "nothing is served at this path")
 
     def formatter(self, path: str) -> Formatter:
@@ -148,11 +161,11 @@ class Gate:
         """What the head says. Raises Refused."""
         head = judge(scope, self._names, self._tokens)
         if isinstance(head, Refusal):
-            raise refused(head.status, head.reason, head.code)
+            raise refused(head.status, head.reason, head.code, head.headers)
         return head
 
     @contextlib.contextmanager
-    def counted(self, head: Head) -> Iterator[None]:
+    def counted(self, head: Head, exchange: _Exchange) -> Iterator[None]:
         """One more request of a caller, while it is open. Raises Refused 429."""
         caller, task = head.caller, asyncio.current_task()
         if self._open[caller.name] >= self._bounds.open:
@@ -160,7 +173,7 @@ class Gate:
             raise refused(429, message, "E_OVERLOADED")
         self._open[caller.name] += 1
         if task is not None:
-            self._inside[task] = head
+            self._inside[task] = exchange
         try:
             yield
         finally:
@@ -198,7 +211,10 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._began = time.time(), time.monotonic()
-        self._head: Head | None = None
+        #: What its head says, when it was let in.
+        self.head: Head | None = None
+        #: Its answer is a stream of events.
+        self.streams = False
         self._way: BaseRoute | None = None
         self._most = 0  # how large the body may be
         self._held = 0  # how much of it has come
@@ -216,7 +232,11 @@ class _Exchange:
         except asyncio.CancelledError:
             if connection is None:
                 raise
-            connection.transport.abort()  # its client has gone, its token has, or the door ends
+            if self.streams and self._gate.ended and not connection.flow.write_paused:
+                await self._send({"type": "http.response.body", "body": COME_BACK, "more_body": True})
+                connection.transport.close()  # without the last chunk: the stream is not whole
+            else:
+                connection.transport.abort()  # its client has gone, or its token, or the door ends
         finally:
             if connection is not None:
                 connection.task = None
@@ -226,15 +246,15 @@ class _Exchange:
     async def _answered(self, connection: Any) -> None:
         try:
             head = self._gate.judge(self._scope)
-            self._head = head
+            self.head = head
             if connection is not None:
                 connection.let_in()
-            if self._gate.ending.is_set():
+            if self._gate.ended:
                 raise refused(503, "the door is closing", "E_LINK_CLOSED")
-            with self._gate.counted(head):
+            with self._gate.counted(head, self):
                 await self._let_in(head)
         except Refused as error:
-            await self._refuse(error.error, error.status)
+            await self._refuse(error.error, error.status, error.headers)
         except GoondanError as error:
             await self._refuse(error, status_of(error.info.code))
         except HTTPException as error:
@@ -252,7 +272,7 @@ class _Exchange:
         self._most = getattr(way, "max_body", MAX_BODY)
         if head.length is not None and head.length > self._most:
             self._too_large()
-        self._scope["state"] |= {"caller": caller, "ending": self._gate.ending}
+        self._scope["state"]["caller"] = caller
         await way.handle(self._scope, self._body, self._answer)
 
     async def _body(self) -> Message:
@@ -278,20 +298,23 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             headers = [*message.get("headers", [])]
-            named = {name.lower() for name, _ in headers}
+            named = {name.lower(): value for name, value in headers}
+            self.streams = named.get(b"content-type", b"").startswith(b"text/event-stream")
             message["headers"] = headers + [header for header in _HEADERS if header[0] not in named]
         else:
             self._sent += len(message.get("body", b""))
         await self._send(message)
 
-    async def _refuse(self, error: GoondanError, status: int) -> None:
+    async def _refuse(self, error: GoondanError, status: int, headers: Mapping[str, str] | None = None) -> None:
         """Answer an error, and close the connection if the rest of its request is not wanted."""
         if self._status:
             raise ConnectionAbortedError(error.info.message)  # uvicorn closes a connection whose answer is not whole
         answer: Response = self._gate.formatter(self._scope["path"])(error, status)
-        if status == 401:
-            answer.headers["www-authenticate"] = 'Bearer realm="goondan"'
-        if self._head is None or not (self._whole or self._head.length == 0):
+        for name, value in (headers or {}).items():
+            answer.headers[name] = value
+        if status in (429, 503):
+            answer.headers.setdefault("retry-after", "1")
+        if self.head is None or not (self._whole or self.head.length == 0):
             answer.headers["connection"] = "close"  # what comes behind is not read
         await answer(self._scope, self._body, self._answer)
 
@@ -301,7 +324,7 @@ class _Exchange:
         self._gate.note(
             {
                 "time": round(at, 3),
-                "token": None if self._head is None else self._head.caller.name,
+                "token": None if self.head is None else self.head.caller.name,
                 "method": self._scope["method"][:16],
                 "way": getattr(self._way, "path", None),
                 "status": self._status,

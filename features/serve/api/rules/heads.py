@@ -13,7 +13,7 @@ Source: RFC 9110 section 7; RFC 9112 sections 3.2, 6.3 and 11.2; the Fetch stand
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -21,8 +21,6 @@ from urllib.parse import unquote_to_bytes
 from msgspec import Struct
 
 from goondan.features.serve.api.rules.callers import Caller, Tokens, digest_of
-
-Headers = Iterable[tuple[bytes, bytes]]
 
 #: What is asked with. HEAD, OPTIONS and the rest have nothing here that they could do.
 METHODS: Final = ("GET", "POST", "DELETE")
@@ -44,8 +42,8 @@ class Refusal(Struct, frozen=True):
     reason: str
     #: Its code.
     code: str = "E_DOOR_REQUEST"
-    #: Whether the answer names the way to authenticate.
-    wants_token: bool = False
+    #: What the answer says of it in its head.
+    headers: Mapping[str, str] | None = None
 
 
 class Names:
@@ -108,7 +106,7 @@ def judge(scope: Any, names: Names, tokens: Tokens) -> Head | Refusal:
     caller = tokens.known(digest)
     if caller is None:
         reason = "the token is missing or is not the right one"
-        return Refusal(401, reason, "E_DOOR_REFUSED", wants_token=True)
+        return Refusal(401, reason, "E_DOOR_REFUSED", {"www-authenticate": 'Bearer realm="goondan"'})
     lengths = found.get(b"content-length")
     return Head(caller, digest, int(lengths[0]) if lengths else None if b"transfer-encoding" in found else 0)
 
@@ -133,7 +131,7 @@ def _whole(scope: Any, found: dict[bytes, list[bytes]]) -> Refusal | None:
     raw: bytes = scope["raw_path"]
     query: bytes = scope["query_string"]
     if scope["method"] not in METHODS:
-        return Refusal(405, f"only {', '.join(METHODS)} are served")
+        return Refusal(405, f"only {', '.join(METHODS)} are served", headers={"allow": ", ".join(METHODS)})
     if not raw.startswith(b"/") or len(raw) + len(query) > MAX_TARGET or sum(map(len, found.values())) > MAX_HEADERS:
         return Refusal(400, f"a request names a path of at most {MAX_TARGET} bytes, and has at most 100 headers")
     if not _is_plain(raw):
