@@ -19,7 +19,7 @@ import click
 from goondan.features.acp.command import records
 from goondan.kernel.cli import options
 from goondan.kernel.cli.session import Interrupts
-from goondan.kernel.cli.state import BundleTarget, locate
+from goondan.kernel.cli.state import BundleTarget, locate, state_of
 from goondan.schemas.wire.errors import fail
 
 
@@ -33,7 +33,7 @@ def acp(agent: str | None, bundle: str | None, policy: str | None, trust: bool, 
     """Be an agent of an editor (Agent Client Protocol) on standard input and output."""
     place = locate(bundle, policy, trust=trust)
     if ask_again:
-        records.change(place.state_dir, lambda kept: kept["folders"].clear())
+        records.change(state_of(place.bundle, make=True), lambda kept: kept["folders"].clear())
         return 0
     if find_spec("acp") is None:
         raise fail("E_USAGE", "gdn acp needs agent-client-protocol", suggestion="pip install 'goondan-kernel[acp]'")

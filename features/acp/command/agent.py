@@ -174,6 +174,8 @@ class Agent:
     # --- inside
 
     async def _handle(self, method: str, params: Any, is_notification: bool) -> Any:
+        # The router would take what is in `_meta` for parameters.
+        params = {**params, "_meta": None} if isinstance(params, dict) else params
         try:
             return await self._route(method, params, is_notification)
         except ValidationError as error:

@@ -295,6 +295,12 @@ def test_rubbish_gets_one_error_in_words(one: Editor, line: bytes, code: int) ->
     assert "Traceback" not in answer["error"]["message"]
 
 
+def test_metadata_of_a_client_is_no_parameter(one: Editor, work: str) -> None:
+    told = one.call("session/new", cwd=work, mcpServers=[], _meta={"self": 1, "session_id": "x", "cwd": "/"})
+    assert told["sessionId"].startswith("main/acp-")
+    assert one.call("session/list", _meta={"cwd": "/nowhere"})["sessions"]
+
+
 def test_responses_and_notifications_that_nobody_wants_are_left(one: Editor) -> None:
     for more in ({"id": 5, "result": 1}, {"id": "x", "error": "words"}, {"method": "session/cancel", "params": 1}):
         one.say(**more)
@@ -373,7 +379,7 @@ def test_it_finds_the_next_kernel(kernel: Sandbox, work: str) -> None:
         error = one.end_of(asked)["error"]
         assert "E_KERNEL_STOPPED" in error["message"]
         kernel.detach()
-        kernel.gdn("cancel", error["message"].split()[7])
+        assert kernel.gdn("cancel", error["message"].split()[6]).status == 0
         assert one.prompt(session, "second")["stopReason"] == "end_turn"
         assert one.said == "echo: second"
         pidfd = os.pidfd_open(kernel.pid("supervisor"))
