@@ -298,6 +298,7 @@ def test_rubbish_gets_one_error_in_words(one: Editor, line: bytes, code: int) ->
 def test_metadata_of_a_client_is_no_parameter(one: Editor, work: str) -> None:
     told = one.call("session/new", cwd=work, mcpServers=[], _meta={"self": 1, "session_id": "x", "cwd": "/"})
     assert told["sessionId"].startswith("main/acp-")
+    one.prompt(told["sessionId"], "hello")
     assert one.call("session/list", _meta={"cwd": "/nowhere"})["sessions"]
 
 
