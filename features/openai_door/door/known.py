@@ -29,12 +29,12 @@ FILE: Final = "openai-door.db"
 MAX_CONVERSATIONS: Final = 100_000
 #: How large all responses that are kept may be (bytes).
 MAX_BYTES: Final = 256 << 20
-#: How often the oldest are looked for (additions).
+#: How often the oldest are looked for: after so many additions. Of a response each 16 KiB count as one.
 SWEEP: Final = 512
 #: How long a write waits for another door at the same kernel (seconds).
 BUSY_S: Final = 2.0
-#: The most that is kept of an answer whose client has left (characters).
-MAX_PART: Final = 1 << 20
+#: The most that is kept of an answer whose client has left (characters). Of all conversations that is 0.4 GB.
+MAX_PART: Final = 4_000
 
 _SCHEMA: Final = """
 PRAGMA journal_mode = WAL;
@@ -128,7 +128,7 @@ class Known:
         [place] = self._places(_NAMED, caller, agent, instance)
         self._run("DELETE FROM tips WHERE number = ?", place.number)
         self._tips(place, [asked] if asked else [])
-        self._sweep()
+        self._sweep(1)
         return place
 
     def end(self, place: Place, tips: Iterable[bytes], *, answered: bool, part: str | None = None) -> None:
@@ -151,11 +151,9 @@ class Known:
 
     def keep(self, caller: str, kept: Response) -> None:
         """Keep a response, or what it has become."""
-        put = (
-            "INSERT INTO responses (name, caller, kept) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET kept = excluded.kept"
-        )
-        self._run(put, kept.name, caller, msgspec.msgpack.encode(kept))
-        self._sweep()
+        encoded = msgspec.msgpack.encode(kept)
+        self._run("INSERT OR REPLACE INTO responses (name, caller, kept) VALUES (?, ?, ?)", kept.name, caller, encoded)
+        self._sweep(1 + (len(encoded) >> 14))
 
     def response(self, caller: str, name: str) -> Response | None:
         """A response of this caller."""
@@ -188,10 +186,11 @@ class Known:
         except (OSError, sqlite3.Error) as error:
             raise fail("E_STATE", f"the door cannot note where conversations are: {error}") from None
 
-    def _sweep(self) -> None:
+    def _sweep(self, added: int) -> None:
         """Forget what is too old, now and then."""
-        self._additions += 1
-        if self._additions % SWEEP == 0:
+        self._additions += added
+        if self._additions >= SWEEP:
+            self._additions = 0
             self._run(_OLDEST, MAX_CONVERSATIONS)
             self._run("DELETE FROM tips WHERE number NOT IN (SELECT number FROM conversations)")
             self._run(_OLDEST_RESPONSES, MAX_BYTES)

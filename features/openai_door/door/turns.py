@@ -33,7 +33,7 @@ from goondan.features.serve.api.swarm import Turn
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.session import OpenFile
 from goondan.schemas.bundle.address import is_instance_key
-from goondan.schemas.wire.blobs import media_type_of
+from goondan.schemas.wire.blobs import MAX_REQUEST_BYTES, media_type_of
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Answer, FilePart
 
@@ -145,6 +145,8 @@ class Turns:
             route = await self._settled(caller, asked, instance, held)
             files = await self._laid_down(conversations.files_of(route.new))
             text = conversations.worded(route.new)
+            if len(text) > MAX_REQUEST_BYTES:  # the broker says so as well, after more work
+                raise refused(f"What is new has {len(text)} characters, limit {MAX_REQUEST_BYTES}.", status=413)
             message = Message(asked.agent, route.instance, text, event_id=event_id, files=files)
             told = conversations.instructions_of(asked.said)
             try:

@@ -245,6 +245,7 @@ async def test_very_long_conversations(client: Any, swarm: FakeSwarm) -> None:
     text = "x" * (8 << 20)
     told = await client.chat([{"role": "user", "content": text}])
     assert told["choices"][0]["message"]["content"] == f"echo: {text}"
+    await client.chat([{"role": "user", "content": text}] * 3, status=413)
 
 
 @pytest.mark.parametrize(
