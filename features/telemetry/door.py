@@ -1,7 +1,7 @@
 """`/metrics`: numbers of the swarm for Prometheus, at most a second old. A look costs the broker two questions, however
 many ask. An agent is shown to those who may speak to it.
 
-Source: docs/usage.md; PROTOCOL-OPERATORS.md; the exposition format of Prometheus.
+Source: docs/decisions/175; PROTOCOL-OPERATORS.md; the exposition format of Prometheus.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ It is the stream that makes them, so whatever writes keeps its form: loggers, `p
 level are taken out of the text. `time` is RFC 3339 in UTC; `level` is debug, info, warning, error or critical; `role`
 is the program; `name` is the agent and its instance, or ""; `fields` has what else the tool host says of a line.
 
-Source: docs/decisions/158.
+Source: docs/decisions/175.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ names an OTLP collector.
 It reads what agents store, as `gdn trace` does, so no turn waits for it and none is lost with it. `spans.py` makes
 spans of a turn, `collector.py` has the server, and `exporter.py` the rest.
 
-Source: docs/traces.md; docs/design/traces.md.
+Source: docs/decisions/175; docs/design/traces.md.
 """
 
 from __future__ import annotations

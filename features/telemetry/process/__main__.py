@@ -38,7 +38,7 @@ def _export(state_dir: str, leave: threading.Event, tell: Callable[[Exporting], 
         from opentelemetry.sdk.resources import (
             OTELResourceDetector,
             Resource,
-        )  # all of this takes a quarter of a second
+        )  # all of this takes 0.1 s
 
         from goondan.features.telemetry.process import collector, exporter
 
