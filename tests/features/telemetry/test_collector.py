@@ -194,10 +194,13 @@ def test_a_hundred_megabytes_back_are_not_read(server: Server) -> None:
     assert sent < 50
 
 
-def test_a_collector_that_closes_or_says_nothing_is_tried_again_later(server: Server) -> None:
+def test_a_collector_that_closes_or_says_nothing_or_no_http_is_tried_again_later(server: Server) -> None:
     sender = Collector()
     server.answer = lambda request: request.connection.shutdown(socket.SHUT_RDWR)
     assert sender.deliver(spans()).outcome == "later"
+    server.answer = lambda request: (request.wfile.write(b"\xff\x00 no HTTP\r\n\r\n" * 100), None)[1]
+    said = sender.deliver(spans())
+    assert (said.outcome, said.why) == ("later", "ConnectionError")
     let_go = threading.Event()
     server.answer = lambda request: (let_go.wait(10), None)[1]
     began = time.monotonic()
