@@ -29,4 +29,5 @@ MODULES = (
     "dormant",
     "start",
     "gdn_call",
+    "door",
 )

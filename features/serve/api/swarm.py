@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
@@ -24,13 +24,14 @@ from msgspec import Struct
 from goondan.features.serve.api import stored
 from goondan.features.serve.api.progress import News, Position, Progress, Reader
 from goondan.kernel.cli.attach import Kernel, hold
+from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.kernel.cli.one_message import Message, event_frame
 from goondan.kernel.cli.session import GONE, WELCOME_S, Listener, OpenFile, Session
 from goondan.kernel.cli.state import BundleTarget
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, FilePart, Frame
-from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire.runtime_events import Observe, RuntimeEvent
 
 _T = TypeVar("_T")
 
@@ -40,8 +41,8 @@ RETURN_S: Final = 30.0
 LOOK_S: Final = 0.25
 #: How long the broker's answer to a message whose time is over is waited for (seconds): it says what became of it.
 LATE_S: Final = 5.0
-#: How often a turn that was not begun here is looked for in its file (seconds).
-POLL_S: Final = 0.5
+#: How often a turn that was not begun here is looked for in its file, beside at its end (seconds).
+POLL_S: Final = 2.0
 #: How long a turn that is over is kept for readers that come back (seconds), and how many are.
 LINGER_S: Final = 30.0
 MAX_LINGERING: Final = 256
@@ -57,15 +58,19 @@ MAX_KEPT: Final = 1 << 20
 LOST: Final = (*GONE, "E_LINK_CLOSED", "E_TOKEN_INVALID")
 
 
+#: Nothing has come for some time.
+IDLE: Final = News("idle", None)
+
+
 class Turn:
     """One message on its way: who waits for its answer, and who reads its stream."""
 
-    def __init__(self, event_id: str, agent: str, instance: str, digest: str | None) -> None:
+    def __init__(self, event_id: str, agent: str, instance: str, message: Message | None = None) -> None:
         self.event_id = event_id
         self.agent = agent
         self.instance = instance
-        #: What the message says; None: it is not known here.
-        self.digest = digest
+        #: The message; None: it was not sent here.
+        self.message = message
         #: Done when the broker has the message, with its trace.
         self.accepted: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         #: Done when the turn is over, with its answer.
@@ -107,8 +112,10 @@ class Turn:
             self.progress.end(answer, answer.response, answer.steps)
         self.change()
 
-    async def read(self, state_dir: str, after: Position) -> AsyncIterator[News]:
-        """What comes behind a position, to the answer. Raises GoondanError when nothing more can be learned."""
+    async def read(self, state_dir: str, after: Position, idle_s: float | None = None) -> AsyncGenerator[News, None]:
+        """What comes behind a position, to the answer; and IDLE whenever nothing has come for `idle_s` seconds. Raises
+        GoondanError when nothing more can be learned.
+        """
         reader, seen = Reader(after), self._told
         self.readers.append(reader)
         try:
@@ -127,7 +134,11 @@ class Turn:
                     raise failed
                 if self.progress.characters > MAX_KEPT:
                     self.progress.drop_before(min(one.position.step for one in self.readers))
-                await changed.wait()
+                try:
+                    async with asyncio.timeout(idle_s):
+                        await changed.wait()
+                except TimeoutError:
+                    yield IDLE
         finally:
             self.readers.remove(reader)
 
@@ -148,6 +159,48 @@ class Turn:
         self._reading = None
         self.progress.fill(found)
         self.change()
+
+
+class _Watcher:
+    """Observes a turn that was not begun here."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._session: Session | None = None
+        self._observation: Observation | None = None
+        self._ended = asyncio.Event()
+
+    async def begin(self, session: Session) -> None:
+        """Observe it by this session, if that is another one. Raises GoondanError."""
+        if session is not self._session:
+            self._session = session
+            agent, key = self._turn.agent, self._turn.instance
+            wish = Observe(agent=agent, instance_key=key, events=256, bytes=64 << 10)
+            self._observation = await session.observe(wish, self._hear)
+
+    def _hear(self, heard: Seen | Missed) -> None:
+        if isinstance(heard, Missed):
+            self._turn.progress.wants_file = True
+            self._turn.change()
+        elif heard.frame.event_id == self._turn.event_id and heard.event is not None:
+            if heard.event.kind == "event.ended":
+                self._ended.set()
+            elif heard.event.kind != "event.accepted":
+                self._turn.hear(heard.event)
+        if self._observation is not None:
+            self._observation.read(heard.number if isinstance(heard, Seen) else heard.last or 0)
+
+    async def wait(self) -> None:
+        """Wait for its end, or until it is time to look."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._ended.wait()
+        self._ended.clear()
+
+    def close(self) -> None:
+        """Observe it no more."""
+        if self._observation is not None and self._session is not None and not self._session.over:
+            self._observation.close()
 
 
 class AgentRow(Struct, frozen=True):
@@ -260,7 +313,7 @@ class Swarm:
             found = place
         if found is None:
             raise fail("E_EVENT_NOT_FOUND", f"no message {event_id[:100]!r} waits, is worked on or was answered")
-        return self._turns.get(event_id) or self._start(Turn(event_id, *found, None), self._watch)
+        return self._turns.get(event_id) or self._start(Turn(event_id, *found), self._watch)
 
     async def cancel(self, event_id: str, timeout_s: float | None = None) -> str:
         """Cancel a message and wait until it has ended. Returns how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
@@ -295,9 +348,9 @@ class Swarm:
     def _known(self, message: Message) -> Turn | None:
         """The turn of a message that was sent here before. Raises GoondanError E_FRAME_INVALID, as the broker does."""
         turn = self._turns.get(message.event_id or "")
-        if turn is not None and turn.digest is not None:
-            digest = event_frame(message, turn.event_id, None).digest
-            if (message.agent, message.instance, digest) != (turn.agent, turn.instance, turn.digest):
+        if turn is not None and turn.message is not None:
+            digest, known = (event_frame(one, turn.event_id, None).digest for one in (message, turn.message))
+            if (message.agent, message.instance, digest) != (turn.agent, turn.instance, known):
                 raise fail("E_FRAME_INVALID", f"{ID_IN_USE} another instance or another content")
         return turn
 
@@ -305,8 +358,7 @@ class Swarm:
         message = self._named(message)
         if (turn := self._known(message)) is not None:
             return turn
-        digest = event_frame(message, message.event_id or "", None).digest
-        turn = Turn(message.event_id or "", message.agent, message.instance, digest)
+        turn = Turn(message.event_id or "", message.agent, message.instance, message)
         return self._start(turn, lambda turn: self._ask(turn, message, timeout_s, live))
 
     def _start(self, turn: Turn, work: Callable[[Turn], Awaitable[Answer]]) -> Turn:
@@ -321,9 +373,14 @@ class Swarm:
     async def _run_turn(self, turn: Turn, work: Callable[[Turn], Awaitable[Answer]]) -> None:
         try:
             turn.settle(await work(turn))
-        except GoondanError as error:
-            turn.settle(error)
+        except Exception as error:
+            known = (
+                error if isinstance(error, GoondanError) else fail("E_INTERNAL", "the message could not be followed")
+            )
             del self._turns[turn.event_id]  # who asks again is answered anew
+            turn.settle(known)
+            if known is not error:
+                raise
             return
         if not turn.readers:
             del self._turns[turn.event_id]
@@ -356,19 +413,29 @@ class Swarm:
         return await self._again(ask)
 
     async def _watch(self, turn: Turn) -> Answer:
-        """The answer of a message that another door, or another program, has sent."""
+        """The answer of a message that another door, or another program, has sent. Its turn is observed; the answer is
+        read when it has ended.
+        """
         turn.accepted.set_result(None)
-        while True:
-            found = await asyncio.to_thread(stored.read_turn, self.state_dir, turn.agent, turn.instance, turn.event_id)
-            turn.progress.begin_file()
-            turn.progress.fill(found)
-            turn.change()
-            if found is not None and found.answer is not None:
-                answer: Answer = found.answer
-                return answer
-            if not await self._waits(turn.event_id, (turn.agent, turn.instance)) and found is None:
-                raise fail("E_ANSWER_GONE", f"the message {turn.event_id[:100]!r} ended before its turn began")
-            await asyncio.sleep(POLL_S)
+        seen = _Watcher(turn)
+        try:
+            while True:
+                with suppress(GoondanError):  # without it the turn is looked at now and then
+                    await seen.begin(await self._session())
+                turn.progress.begin_file()
+                found = await asyncio.to_thread(
+                    stored.read_turn, self.state_dir, turn.agent, turn.instance, turn.event_id
+                )
+                turn.progress.fill(found)
+                turn.change()
+                if found is not None and found.answer is not None:
+                    answer: Answer = found.answer
+                    return answer
+                if found is None and not await self._waits(turn.event_id, (turn.agent, turn.instance)):
+                    raise fail("E_ANSWER_GONE", f"the message {turn.event_id[:100]!r} ended before its turn began")
+                await seen.wait()
+        finally:
+            seen.close()
 
     async def _waits(self, event_id: str, place: tuple[str, str]) -> bool:
         """Whether a message waits for an instance, or is worked on."""

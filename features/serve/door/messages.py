@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from goondan.features.serve.api.problems import document, problem
 from goondan.features.serve.api.progress import News, Position, position_of
 from goondan.features.serve.api.routing import PREFIX, Asked, Operation, json_answer
-from goondan.features.serve.api.swarm import ID_IN_USE, Swarm, Turn
+from goondan.features.serve.api.swarm import ID_IN_USE, IDLE, Swarm, Turn
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.output import answer_document
 from goondan.kernel.cli.rules import batch
@@ -37,8 +37,6 @@ ANSWER_S: Final = 600.0
 MAX_ANSWER_S: Final = 86_400.0
 #: Nothing is said on a stream for so long, then a comment (seconds): less than proxies wait for.
 HEARTBEAT_S: Final = 15.0
-#: How long a reader may take for what was sent, before its stream ends (seconds). It can come back.
-UNREAD_S: Final = 60.0
 #: The longest Idempotency-Key (characters).
 MAX_KEY: Final = 255
 #: A text of one request, and the files beside it as base64 (bytes).
@@ -279,22 +277,12 @@ def stream(swarm: Swarm, turn: Turn, after: Position | None) -> Response:
 async def _events(swarm: Swarm, turn: Turn, after: Position) -> AsyncIterator[bytes]:
     accepted = Accepted(turn.event_id, "accepted", turn.accepted.result())
     yield f"retry: {RETRY_MS}\n\n".encode() + _event(News("accepted", accepted))
-    reading = turn.read(swarm.state_dir, after)
-    pending: asyncio.Future[News] | None = None
     try:
-        while True:
-            pending = asyncio.ensure_future(anext(reading))
-            while not (await asyncio.wait({pending}, timeout=HEARTBEAT_S))[0]:
-                yield b":\n\n"
-            news = pending.result()
-            yield _event(news, turn.event_id)
-            if news.kind == "answer":
-                return
+        async with aclosing(turn.read(swarm.state_dir, after, HEARTBEAT_S)) as reading:
+            async for news in reading:
+                yield b":\n\n" if news is IDLE else _event(news, turn.event_id)
     except GoondanError as error:
         yield _event(News("error", document(error.info, eventId=turn.event_id)))
-    finally:
-        if pending is not None:
-            pending.cancel()
 
 
 def _event(news: News, event_id: str = "") -> bytes:

@@ -68,7 +68,7 @@ def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     by_struct = dict(zip(map(id, [*structs, Problem]), schemas, strict=True))
     paths: dict[str, Any] = {}
     for route, operation in every:
-        method = next(iter(getattr(route, "methods", None) or {"GET"})).lower()
+        method = min((getattr(route, "methods", None) or {"GET"}) - {"HEAD"}).lower()
         paths.setdefault(getattr(route, "path", ""), {})[method] = _operation(
             getattr(route, "path", ""), getattr(route, "role", "operate"), operation, by_struct
         )

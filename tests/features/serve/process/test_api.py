@@ -153,17 +153,23 @@ def test_a_door_that_was_started_since_goes_on_with_a_stream(kernel: Sandbox, ta
     sent, heard = {"text": f"a |{call}|b |wait|c", "instance": "doors"}, Heard()
     with door(kernel, "--token-file", str(kernel.home / "tokens")) as first:
         with Api(first["port"], talker.token).stream("/messages", sent, idempotency_key="doors") as events:
+            event_id = next(events).data["eventId"]
             for event in events:
                 heard.take(event)
                 if heard.texts.get(2):
                     break
             first["process"].kill()
-    with talker.stream("/messages", sent, after=heard.position, idempotency_key="doors") as events:
+    where = f"/messages/{event_id}/stream?agent=main&instance=doors"
+    with talker.stream(where, after=heard.position) as events:  # this door has never seen the message
+        assert next(events).kind == "accepted"
         go(model)
         for event in events:
             heard.take(event)
     assert heard.texts == {1: "a ", 2: "b c"}
     assert [end for _, end in heard.calls] == ["called", "completed"]
+    with talker.stream("/messages", sent, after="1.0.00000000.", idempotency_key="doors") as events:
+        again = [event.kind for event in events]
+    assert again == ["accepted", "text", "tool.called", "tool.completed", "step.started", "text", "answer"]
 
 
 def test_a_message_is_cancelled_by_its_sender(talker: Api, operator: Api, model: str) -> None:
