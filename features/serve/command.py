@@ -32,7 +32,8 @@ from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
-    from goondan.features.serve.api import Gate, HttpService
+    from goondan.features.serve.api.gate import Gate
+    from goondan.features.serve.api.http import HttpService
     from goondan.features.serve.api.rules.callers import Tokens
 
 #: Where it listens if nothing is said: no other program is known by it.
@@ -40,21 +41,6 @@ PORT: Final = 7117
 LOOPBACK: Final = "127.0.0.1"
 #: What the one token is called that is made.
 LOCAL: Final = "local"
-
-
-class _Place(Struct, frozen=True):
-    """Where a door is, and who may come in."""
-
-    #: The port; 0: any.
-    port: int
-    #: The address that it listens at.
-    address: str
-    #: Further names that clients know it by.
-    hosts: tuple[str, ...]
-    #: The file with the tokens. None: one is made.
-    token_file: str | None
-    #: A line for each request is written to stderr.
-    log: bool
 
 
 @click.command(epilog='Example: curl -H "Authorization: Bearer $(cat FILE)" http://127.0.0.1:7117/api/v1/openapi.json')
@@ -85,21 +71,16 @@ def serve(
     trust: bool,
 ) -> None:
     """Serve a swarm over HTTP, to whoever has a token."""
-    place = _Place(port, address, hosts, token_file, log)
-    _check(place)
+    if address not in (LOOPBACK, "::1", "localhost") and token_file is None:
+        message = f"{address[:100]!r} can be reached from other machines, so the tokens have to be yours"
+        raise fail("E_USAGE", message, suggestion="Give --token-file as well, or leave out --address.")
     target = locate(bundle, policy, trust=trust)
+    door = _Door(target, port, address, hosts, token_file, log)
     _import_server()
     with attach.attach(target) if is_beside else attach.attach_or_start(target, ()) as kernel:
-        door = _Door(target, place)
         status = _run(door.run(kernel.pidfd if is_beside else None))
     if status:
         raise SystemExit(status)
-
-
-def _check(place: _Place) -> None:
-    if place.address not in (LOOPBACK, "::1", "localhost") and place.token_file is None:
-        message = f"{place.address[:100]!r} can be reached from other machines, so the tokens have to be yours"
-        raise fail("E_USAGE", message, suggestion="Give --token-file as well, or leave out --address.")
 
 
 def _import_server() -> None:
@@ -107,7 +88,7 @@ def _import_server() -> None:
     if sys.modules.get("typing_extensions", sys) is None:  # set aside for quicker starts (kernel/cli/__init__.py)
         del sys.modules["typing_extensions"]
     try:
-        from goondan.features.serve.api import HttpService  # noqa: F401 - now, while nothing else has happened
+        from goondan.features.serve.api import http  # noqa: F401 - now, while nothing else has happened
     except ModuleNotFoundError as error:
         message = f"the package {error.name} is not installed"
         raise fail("E_USAGE", message, suggestion="Install goondan-kernel[serve].") from None
@@ -122,55 +103,67 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
         return runner.run(work)
 
 
-class _Door:
+class _Door(Struct):
     """One door, from its socket to its last answer."""
 
-    def __init__(self, target: BundleTarget, place: _Place) -> None:
-        self._target = target
-        self._place = place
-        self._made: str | None = None
+    #: Whose kernel it serves.
+    target: BundleTarget
+    #: The port; 0: any.
+    port: int
+    #: The address that it listens at.
+    address: str
+    #: Further names that clients know it by.
+    hosts: tuple[str, ...]
+    #: The file with the tokens. None: one is made.
+    token_file: str | None
+    #: A line for each request is written to stderr.
+    log: bool
+    #: The file of the token that was made.
+    made: str | None = None
 
     async def run(self, pidfd: int | None) -> int:
         """Serve until a signal ends it, or until `pidfd` is readable. Returns the exit status. Raises GoondanError."""
-        from goondan.features.serve.api import Bounds, Gate, HttpService, Names, Swarm, listen
+        from goondan.features.serve.api.gate import Gate
+        from goondan.features.serve.api.http import Bounds, HttpService, listen
+        from goondan.features.serve.api.rules.heads import Names
+        from goondan.features.serve.api.swarm import Swarm
+        from goondan.features.serve.api.token_files import drop
 
-        bounds, place = Bounds(), self._place
+        bounds = Bounds()
         try:
-            listening = listen(place.port, place.address)
+            listening = listen(self.port, self.address)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            raise fail("E_USAGE", f"port {place.port} of {place.address[:100]}: {why}") from None
+            raise fail("E_USAGE", f"port {self.port} of {self.address[:100]}: {why}") from None
         with listening:
             try:
                 port: int = listening.getsockname()[1]
                 tokens = self._tokens(port)
-                async with Swarm(self._target) as swarm:
+                async with Swarm(self.target) as swarm:
                     doors = beside.doors()
                     ways = [way for door in doors for way in door.routes(swarm)]
                     forms = {prefix: form for door in doors for prefix, form in getattr(door, "FORMS", {}).items()}
-                    names = Names(port, place.address, place.hosts)
-                    gate = Gate(ways, names, tokens, bounds, forms, _write_line if place.log else None)
+                    names = Names(port, self.address, self.hosts)
+                    gate = Gate(ways, names, tokens, bounds, forms, _write_line if self.log else None)
                     self._say(listening)
                     return await self._until_over(gate, HttpService(gate, listening, bounds), pidfd)
             finally:
-                if self._made is not None:
-                    from goondan.features.serve.api.token_files import drop
-
-                    drop(self._made)
+                if self.made is not None:
+                    drop(self.made)
 
     def _tokens(self, port: int) -> Tokens:
         from goondan.features.serve.api.rules.callers import Caller, Tokens, parse
         from goondan.features.serve.api.token_files import drop, read_private, single_token
 
-        if self._place.token_file is not None:
+        if self.token_file is not None:
             return parse(read_private(self._token_path))
-        self._made = f"{self._target.state_dir}/{LOCAL}-{port}.token"
-        drop(self._made)
-        return Tokens.single(single_token(self._made), Caller(LOCAL, "operate", ("*",)))
+        self.made = f"{self.target.state_dir}/{LOCAL}-{port}.token"
+        drop(self.made)
+        return Tokens.single(single_token(self.made), Caller(LOCAL, "operate", ("*",)))
 
     @property
     def _token_path(self) -> str:
-        return self._made or os.path.abspath(os.path.expanduser(self._place.token_file or ""))
+        return self.made or os.path.abspath(os.path.expanduser(self.token_file or ""))
 
     def _say(self, listening: socket.socket) -> None:
         address, port = listening.getsockname()[:2]
@@ -195,7 +188,7 @@ class _Door:
             loop.remove_reader(pidfd or -1)
             end()
 
-        helpers = [asyncio.ensure_future(self._follow(gate))]
+        following = asyncio.ensure_future(self._follow(gate))
         if pidfd is not None:
             loop.add_reader(pidfd, kernel_ended)
         try:
@@ -203,14 +196,13 @@ class _Door:
                 await service.serve()
             return interrupts.status
         finally:
-            for helper in helpers:
-                helper.cancel()
+            following.cancel()
             if pidfd is not None:
                 loop.remove_reader(pidfd)
 
     async def _follow(self, gate: Gate) -> None:
         """Take over what the token file has become. While it cannot be read, nobody comes in."""
-        if self._made is not None:
+        if self.made is not None:
             return
         from goondan.features.serve.api.rules.callers import Tokens, parse
         from goondan.features.serve.api.token_files import Watched

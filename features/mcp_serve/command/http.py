@@ -15,7 +15,10 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from goondan.features.mcp_serve.command.rules.offering import MAX_BODY, PATH
-from goondan.features.serve.api import Bounds, Caller, Gate, HttpService, Names, Tokens, Way
+from goondan.features.serve.api.gate import Gate, Way
+from goondan.features.serve.api.http import Bounds, HttpService
+from goondan.features.serve.api.rules.callers import Caller, Tokens
+from goondan.features.serve.api.rules.heads import Names
 
 #: Sessions of the handshake versions at once, and after how long an unused one ends (seconds).
 MAX_SESSIONS: Final = 64

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -80,13 +81,21 @@ class Way(Route):
         self.max_body = max_body if {*methods} - {"GET"} else 0
 
 
-def _place_of(error: BaseException) -> str:
-    """What an exception is and where it was raised. What it says may be a caller's."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    where = "nowhere" if at is None else f"{os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}"
-    return f"{type(error).__name__} at {where}"
+def _refusal_of(error: Exception) -> Refused:
+    """How an exception of a way is answered. Of one that nobody expects, the log says what it is and where it was
+    raised; what it says may be a caller's.
+    """
+    match error:
+        case Refused():
+            return error
+        case GoondanError():
+            return Refused(status_of(error.info.code), error)
+        case HTTPException():
+            return refused(error.status_code, str(error.detail)[:200])
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    name = os.path.basename(frame.f_code.co_filename)
+    _LOG.error("a request has failed: %s at %s:%d", type(error).__name__, name, line)
+    return refused(500, "the request has failed, and the log says why", "E_INTERNAL")
 
 
 class Gate:
@@ -104,12 +113,14 @@ class Gate:
         """`forms`: how errors below a prefix of a path are answered. `log` gets a line for each request."""
         self._ways = ways
         self._names = names
-        self._bounds = bounds
         self._forms = sorted((forms or {}).items(), key=lambda form: -len(form[0]))
-        self._log = log
         self._tokens = tokens
         self._open: Counter[str] = Counter()
-        self._bodies = 0
+        #: What may be spent, and how many bytes of bodies are in memory.
+        self.bounds = bounds
+        self.bodies = 0
+        #: Gets a line for each request.
+        self.log = log
         #: What works on the requests that were let in.
         self._inside: dict[asyncio.Task[Any], _Exchange] = {}
         #: Nobody new is let in.
@@ -168,8 +179,8 @@ class Gate:
     def counted(self, head: Head, exchange: _Exchange) -> Iterator[None]:
         """One more request of a caller, while it is open. Raises Refused 429."""
         caller, task = head.caller, asyncio.current_task()
-        if self._open[caller.name] >= self._bounds.open:
-            message = f"{self._bounds.open} requests with the token {caller.name} are open"
+        if self._open[caller.name] >= self.bounds.open:
+            message = f"{self.bounds.open} requests with the token {caller.name} are open"
             raise refused(429, message, "E_OVERLOADED")
         self._open[caller.name] += 1
         if task is not None:
@@ -180,26 +191,6 @@ class Gate:
             self._open[caller.name] -= 1
             if task is not None:
                 self._inside.pop(task, None)
-
-    def hold(self, size: int) -> None:
-        """So many bytes of bodies are in memory from now on. Raises GoondanError E_OVERLOADED."""
-        if self._bodies + size > self._bounds.bodies:
-            raise fail("E_OVERLOADED", "the bodies of other requests take all room")
-        self._bodies += size
-
-    def release(self, size: int) -> None:
-        """They are not any more."""
-        self._bodies -= size
-
-    @property
-    def bounds(self) -> Bounds:
-        """What may be spent."""
-        return self._bounds
-
-    def note(self, line: Mapping[str, Any]) -> None:
-        """Write a line of the access log, if there is one."""
-        if self._log is not None:
-            self._log(msgspec.json.encode(line) + b"\n")
 
 
 class _Exchange:
@@ -240,8 +231,9 @@ class _Exchange:
         finally:
             if connection is not None:
                 connection.task = None
-            self._gate.release(self._held)
-            self._note()
+            self._gate.bodies -= self._held
+            if self._gate.log is not None:
+                self._gate.log(msgspec.json.encode(self._line()) + b"\n")
 
     async def _answered(self, connection: Any) -> None:
         try:
@@ -253,15 +245,8 @@ class _Exchange:
                 raise refused(503, "the door is closing", "E_LINK_CLOSED")
             with self._gate.counted(head, self):
                 await self._let_in(head)
-        except Refused as error:
-            await self._refuse(error.error, error.status, error.headers)
-        except GoondanError as error:
-            await self._refuse(error, status_of(error.info.code))
-        except HTTPException as error:
-            await self._refuse(fail("E_DOOR_REQUEST", str(error.detail)[:200]), error.status_code)
         except Exception as error:
-            _LOG.error("a request has failed: %s", _place_of(error))
-            await self._refuse(fail("E_INTERNAL", "the request has failed, and the log says why"), 500)
+            await self._refuse(_refusal_of(error))
 
     async def _let_in(self, head: Head) -> None:
         caller, way = head.caller, self._gate.find(self._scope)
@@ -287,7 +272,9 @@ class _Exchange:
         size = len(message.get("body", b""))
         if self._held + size > self._most:
             self._too_large()
-        self._gate.hold(size)
+        if self._gate.bodies + size > self._gate.bounds.bodies:
+            raise fail("E_OVERLOADED", "the bodies of other requests take all room")
+        self._gate.bodies += size
         self._held += size
         return message
 
@@ -305,31 +292,28 @@ class _Exchange:
             self._sent += len(message.get("body", b""))
         await self._send(message)
 
-    async def _refuse(self, error: GoondanError, status: int, headers: Mapping[str, str] | None = None) -> None:
+    async def _refuse(self, refusal: Refused) -> None:
         """Answer an error, and close the connection if the rest of its request is not wanted."""
         if self._status:
-            raise ConnectionAbortedError(error.info.message)  # uvicorn closes a connection whose answer is not whole
-        answer: Response = self._gate.formatter(self._scope["path"])(error, status)
-        for name, value in (headers or {}).items():
-            answer.headers[name] = value
-        if status in (429, 503):
+            raise ConnectionAbortedError from refusal  # uvicorn closes a connection whose answer is not whole
+        answer: Response = self._gate.formatter(self._scope["path"])(refusal.error, refusal.status)
+        answer.headers.update(refusal.headers)
+        if refusal.status in (429, 503):
             answer.headers.setdefault("retry-after", "1")
         if self.head is None or not (self._whole or self.head.length == 0):
             answer.headers["connection"] = "close"  # what comes behind is not read
         await answer(self._scope, self._body, self._answer)
 
-    def _note(self) -> None:
-        """A line without what a caller has chosen: no path, no query, no content."""
+    def _line(self) -> dict[str, Any]:
+        """What the log says. It has nothing that a caller has chosen: no path, no query, no content."""
         at, began = self._began
-        self._gate.note(
-            {
-                "time": round(at, 3),
-                "token": None if self.head is None else self.head.caller.name,
-                "method": self._scope["method"][:16],
-                "way": getattr(self._way, "path", None),
-                "status": self._status,
-                "ms": round((time.monotonic() - began) * 1000, 1),
-                "bytesIn": self._held,
-                "bytesOut": self._sent,
-            }
-        )
+        return {
+            "time": round(at, 3),
+            "token": None if self.head is None else self.head.caller.name,
+            "method": self._scope["method"][:16],
+            "way": getattr(self._way, "path", None),
+            "status": self._status,
+            "ms": round((time.monotonic() - began) * 1000, 1),
+            "bytesIn": self._held,
+            "bytesOut": self._sent,
+        }

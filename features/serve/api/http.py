@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import uvicorn
 from msgspec import Struct
+from msgspec.structs import replace
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 Message = MutableMapping[str, Any]
@@ -220,8 +221,7 @@ def _within_descriptors(bounds: Bounds) -> Bounds:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         room = max(1, soft - OWN_FILES)
-        changed = {"connections": min(bounds.connections, room), "strangers": min(bounds.strangers, room)}
-        return Bounds(**{name: getattr(bounds, name) for name in bounds.__struct_fields__} | changed)
+        return replace(bounds, connections=min(bounds.connections, room), strangers=min(bounds.strangers, room))
     return bounds
 
 

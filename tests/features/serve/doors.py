@@ -12,8 +12,11 @@ from typing import Any
 import uvloop
 from starlette.routing import BaseRoute
 
-from goondan.features.serve.api import Bounds, Formatter, Gate, HttpService, Names, Tokens, listen
-from goondan.features.serve.api.rules.callers import parse
+from goondan.features.serve.api import Formatter
+from goondan.features.serve.api.gate import Gate
+from goondan.features.serve.api.http import Bounds, HttpService, listen
+from goondan.features.serve.api.rules.callers import Tokens, parse
+from goondan.features.serve.api.rules.heads import Names
 
 #: Tokens of each role, for the agents that their lines say.
 LOOK, TALK, OPERATE = "look-0123456789abcdef", "talk-0123456789abcdef", "operate-0123456789abcdef"

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from goondan.features.serve.api import Bounds, Way, refused
+from goondan.features.serve.api import Way, refused
+from goondan.features.serve.api.http import Bounds
 from goondan.features.serve.api.rules.callers import parse
 from goondan.schemas.wire.errors import GoondanError, fail
 from tests.features.serve.doors import LINES, LOOK, OPERATE, TALK, InProcess, in_process, status
