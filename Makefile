@@ -57,7 +57,7 @@ simulate:
 chaos:
 	@scripts/setup dev
 	GOONDAN_CHAOS_KILLS=200 scripts/test -q -s tests/chaos/test_chains_under_kills.py tests/chaos/test_changesets_under_kills.py \
-		tests/chaos/test_clients_under_kills.py tests/chaos/test_fuzz_frames.py tests/chaos/test_random_kills.py tests/chaos/test_swarm_under_kills.py \
+		tests/chaos/test_a_large_trace.py tests/chaos/test_clients_under_kills.py tests/chaos/test_fuzz_frames.py tests/chaos/test_random_kills.py tests/chaos/test_swarm_under_kills.py \
 		tests/process/test_restart.py tests/process/test_rust_client.py tests/process/test_toolhost_fuzz.py tests/features/certify/process \
 		tests/features/serve/process/test_door_under_kills.py $(ARGS)
 	.venv/bin/python -m tests.power.replay
