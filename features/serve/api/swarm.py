@@ -422,28 +422,32 @@ class Swarm:
             while True:
                 with suppress(GoondanError):  # without it the turn is looked at now and then
                     await seen.begin(await self._session())
-                turn.progress.begin_file()
-                found = await asyncio.to_thread(
-                    stored.read_turn, self.state_dir, turn.agent, turn.instance, turn.event_id
-                )
-                turn.progress.fill(found)
-                turn.change()
-                if found is not None and found.answer is not None:
-                    answer: Answer = found.answer
+                waits = True
+                if (answer := await self._stored_answer(turn)) is None:
+                    waits = await self._waits(turn.event_id, (turn.agent, turn.instance))
+                if not waits:  # it may have ended just now
+                    answer = await self._stored_answer(turn)
+                if answer is not None:
                     return answer
-                if found is None and not await self._waits(turn.event_id, (turn.agent, turn.instance)):
-                    raise fail("E_ANSWER_GONE", f"the message {turn.event_id[:100]!r} ended before its turn began")
+                if not waits:
+                    raise fail("E_ANSWER_GONE", f"the message {turn.event_id[:100]!r} has ended, and no answer is kept")
                 await seen.wait()
         finally:
             seen.close()
 
+    async def _stored_answer(self, turn: Turn) -> Answer | None:
+        """The answer in the conversation file. What that has of the turn is told to its readers."""
+        turn.progress.begin_file()
+        found = await asyncio.to_thread(stored.read_turn, self.state_dir, turn.agent, turn.instance, turn.event_id)
+        turn.progress.fill(found)
+        turn.change()
+        return None if found is None else found.answer
+
     async def _waits(self, event_id: str, place: tuple[str, str]) -> bool:
         """Whether a message waits for an instance, or is worked on."""
         asked = {"op": "events", "agent": place[0], "instanceKey": place[1]}
-        return any(one["eventId"] == event_id for one in (await self._again_admin(asked))["events"])
-
-    async def _again_admin(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return await self._again(lambda session: session.admin(dict(asked)))
+        listed = await self._again(lambda session: session.admin(dict(asked)))
+        return bool(listed["more"]) or any(one["eventId"] == event_id for one in listed["events"])
 
     # --- the link
 

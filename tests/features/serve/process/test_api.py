@@ -316,9 +316,11 @@ def test_a_token_is_shown_what_is_of_its_agents(talker: Api, operator: Api) -> N
 
 
 def test_without_a_kernel_it_says_so_and_finds_the_next(kernel: Sandbox, talker: Api) -> None:
+    answer = talker.ask("POST", "/messages", {"text": "kept"})[2]
     kernel.gdn("stop")
     status, _, problem = talker.ask("POST", "/messages", {"text": "x"})
     assert (status, problem["code"]) == (503, "E_KERNEL_NOT_RUNNING")
+    assert talker.ask("GET", f"/messages/{answer['eventId']}?waitS=5")[2] == answer
     kernel.detach()
     assert talker.ask("POST", "/messages", {"text": "x"})[0] == 200
 
