@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, Final
 
+import h11
 import uvicorn
 from msgspec import Struct
 from msgspec.structs import replace
@@ -130,7 +131,6 @@ class Connection(H11Protocol):
         self._room.let_in(self)
 
     def data_received(self, data: bytes) -> None:
-        # Also for the rest of a body whose request was answered before it had come: nobody wants it.
         if self._between:
             self._limit("head", self._bounds.head_s)
         super().data_received(data)
@@ -144,6 +144,14 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._free("write")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Nobody wants the rest of a body whose request is answered. To read it takes time: h11 looks at each chunk, and
+        # uvloop reads 8 MiB before anything else has its turn.
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.close()
+            self._limit("write", self._bounds.write_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in self._timers.values():

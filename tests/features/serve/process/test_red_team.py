@@ -293,6 +293,8 @@ def test_a_file_that_was_opened_to_others_or_is_rubbish_lets_nobody_in(door: Doo
     for text, mode in ((LINES, 0o644), ("phone operate " + TALK, 0o600)):
         _write(door, text)
         door.token_file.chmod(mode)
+        if mode == 0o600:
+            os.kill(door.pid, signal.SIGHUP)
         wait_until(lambda: status(got(door, token=OPERATE)) == 401, what="nobody comes in")
         _write(door, LINES)
         os.kill(door.pid, signal.SIGHUP)
