@@ -224,6 +224,8 @@ class AgentApp:
                 self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
             elif frame.type == "error":
                 log.warning("the broker says: %s", errors.GoondanError(codec.from_raw(frame.payload, ErrorPayload)))
+            elif frame.type == "listen" and (waiting := self._waiting(frame)) is not None:
+                waiting.live = frame.live
             elif self._runner is None:
                 self._early.append(frame)
             else:
@@ -252,7 +254,7 @@ class AgentApp:
         if frame.event_id is None or frame.epoch is None:
             log.warning("an event without id or epoch was ignored")
             return
-        if any((f.event_id, f.epoch) == (frame.event_id, frame.epoch) for f in self._inbox):
+        if self._waiting(frame) is not None:
             return
         runner = self._runner
         if runner is not None:
@@ -263,6 +265,10 @@ class AgentApp:
         self._inbox.append(frame)
         if runner is not None:
             self._work(runner)
+
+    def _waiting(self, frame: Frame) -> Frame | None:
+        """The delivery that this frame is about, if it waits for its turn."""
+        return next((one for one in self._inbox if (one.event_id, one.epoch) == (frame.event_id, frame.epoch)), None)
 
     def _terminate(self) -> None:
         self._begin_leaving(TERM_GRACE_S)

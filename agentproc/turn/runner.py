@@ -50,11 +50,11 @@ class TurnRunner:
         self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
         self._lease: frames.Lease | None = None
+        self._event: frames.Frame | None = None  # the last one that was delivered
         self._leaving_it = False  # the leased event is given back, and the broker has not said so yet
         self._pausing = False
         self._swept = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
-        self._listened: frames.Frame | None = None  # the last `listen`
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = instance.config.current  # what the extensions were loaded for
         #: The functions that take the broker's frames for the working instance, by the type of the frame. Each raises
@@ -135,9 +135,10 @@ class TurnRunner:
 
     def listen(self, frame: frames.Frame) -> None:
         """`listen`: somebody wants to hear of the turn, or nobody does any more. The turn may be about to begin."""
-        self._listened = frame
-        if self._run is not None and self.holds(frame):
-            self._run.listen(frame.live)
+        if self._event is not None and self.holds(frame):
+            self._event.live = frame.live
+            if self._run is not None:
+                self._run.listen(frame.live)
 
     def progress(self, frame: frames.Frame) -> None:
         """Handle a tool host's progress of a running call. Raises GoondanError E_FRAME_INVALID."""
@@ -149,7 +150,7 @@ class TurnRunner:
         abandoned. Raises only cancellation.
         """
         lease = frames.Lease(frame.event_id or "", frame.epoch or 0, self.instance.instance_key, frame.root_event)
-        self._lease = lease
+        self._lease, self._event = lease, frame
         return self._work_on(frame, lease.event_id, lease.epoch)
 
     async def _work_on(self, frame: frames.Frame, event_id: str, epoch: int) -> None:
@@ -250,8 +251,6 @@ class TurnRunner:
             self.instance.loop_watch.begin(event_id)
         if blocked is None:
             await self.instance.workspaces.enter(self.instance.workdir_of(frame))
-        if (told := self._listened) is not None and (told.event_id, told.epoch) == (event_id, frame.epoch):
-            frame.live = told.live
         run = self._run = TurnRun(self.instance, frame, first, row, self.features)
         if blocked is not None:
             raise GoondanError(blocked_error(blocked, self.instance.spec.extensions))

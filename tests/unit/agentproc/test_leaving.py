@@ -133,6 +133,14 @@ async def test_what_comes_with_the_welcome_is_taken_when_there_is_a_runner(life:
     assert await lives == 0
 
 
+async def test_who_listens_to_an_event_that_waits_for_its_turn_is_kept_with_it(life: Life) -> None:
+    life.app._on_frame(frame := event_frame("e1", "go"))
+    life.app._on_frame(Frame("listen", event_id="e1", epoch=7, live=True))
+    assert not frame.live
+    life.app._on_frame(Frame("listen", event_id="e1", epoch=1, live=True))
+    assert frame.live and life.app._early == [Frame("listen", event_id="e1", epoch=7, live=True)]
+
+
 async def test_an_event_is_not_begun_with_when_the_process_has_said_goodbye(life: Life) -> None:
     life.spec = structs.replace(life.spec, idle_s=0.0)
     assert await life.app.live("token") == 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from goondan.agentproc.http.provider import Listener
 from goondan.agentproc.machine.turn import AskModel, End
@@ -390,6 +391,15 @@ async def test_a_turn_that_runs_begins_to_tell_and_ends_with_all_its_ends(make: 
     go.set()
     await working
     assert kinds(link) == ["turn.started", "step.started", "text", "step.completed", "turn.completed"]
+
+
+async def test_what_was_said_of_an_earlier_delivery_does_not_count(make: Make) -> None:
+    """An event that was parked comes again in the same epoch. Meanwhile an observer has gone, and another has come."""
+    link = FakeLink()
+    runner = make(link, FakeModel(says("done")))
+    runner.take(Frame("listen", event_id="e1", epoch=1, live=False))
+    await runner.run(structs.replace(event_frame("e1", "go"), live=True))
+    assert kinds(link)[:2] == ["turn.started", "step.started"]
 
 
 async def test_a_turn_is_told_before_it_begins_that_somebody_listens(make: Make) -> None:
