@@ -423,6 +423,32 @@ def test_what_a_slow_peer_did_not_take_comes_in_order(served: Served, short_tmp:
         assert got == sent and not served.given_up
 
 
+def test_a_peer_that_was_stuck_and_takes_something_again_gets_it_at_once(served: Served, short_tmp: Path) -> None:
+    """Not when it is tried next: the clock stands still."""
+    with peer(short_tmp, RCVHWM=4, **LINK) as stuck:
+        served.other = stuck
+        served.until(lambda: len(served.got) == 1)
+        ident, now = served.got[0][0], time.monotonic()
+        sent = [bytes([number]) * 100_000 for number in range(120)]
+        for data in sent:
+            assert served.send(ident, data)
+        for _ in range(50):  # until its turn is far away
+            served.sockets.wait(0.002, now)
+            served.sockets.receive(0, 64)
+        got: list[bytes] = []
+        stuck.setsockopt(zmq.RCVTIMEO, 0)
+        end = time.monotonic() + PATIENCE_S
+        while len(got) < len(sent) and time.monotonic() < end:
+            served.sockets.wait(0.002, now)
+            served.sockets.receive(0, 64)
+            served.sockets.send([])
+            try:
+                got.append(stuck.recv())
+            except zmq.Again:
+                continue
+        assert got == sent and not served.given_up
+
+
 def test_a_dealer_without_a_routing_id_and_one_that_asks_for_heartbeats(served: Served, short_tmp: Path) -> None:
     with peer(short_tmp, HEARTBEAT_IVL=20, HEARTBEAT_TIMEOUT=1000, HEARTBEAT_TTL=1000) as socket:
         socket.send(b"one")

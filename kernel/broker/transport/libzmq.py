@@ -162,6 +162,9 @@ class LibzmqTransport:
                 self.due[cls] = True  # its quota is used; there may be more
         except zmq.Again:
             pass
+        # A signal without a message may be a peer that takes something again; who says something may as well.
+        if (blocked := self._blocked) and (not messages or any((cls, ident) in blocked for ident, _ in messages)):
+            self._retry_at = 0.0
         return messages
 
     def _discard(self, receive: _Receive, option: _Option) -> None:
