@@ -106,10 +106,12 @@ class Observation:
             self.read(self._read)  # too much waits to be sent
 
     def close(self) -> None:
-        """Hear nothing more."""
-        if self._among.pop(self._name, None) is not None and self._link is not None and self._link.ready:
-            ended = Frame("admin", payload=to_raw({"op": "unobserve", "subscription": self._name}))
-            self._link.post(ended).add_done_callback(_looked_at)
+        """Hear nothing more. A question that has no answer may have been heard."""
+        if self._among.pop(self._name, None) is not None and self._link is not None:
+            self._link.forget(self._name)  # else it would ask the next broker
+            if self._link.ready:
+                ended = Frame("admin", payload=to_raw({"op": "unobserve", "subscription": self._name}))
+                self._link.post(ended).add_done_callback(_looked_at)
 
 
 def _looked_at(answered: asyncio.Future[Frame]) -> None:

@@ -264,7 +264,11 @@ class Session:
         has missed; it must not raise. `Observation.read` says what it has read. Raises GoondanError.
         """
         observation = Observation(wish, listener, self._observations)
-        await self._wait(*observation.begin(self._open), WELCOME_S)
+        try:
+            await self._wait(*observation.begin(self._open), WELCOME_S)
+        except BaseException:
+            observation.close()
+            raise
         return observation
 
     async def tell(self, message: Message, timeout_s: float) -> str | None:

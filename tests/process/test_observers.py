@@ -168,6 +168,20 @@ async def test_who_does_not_read_gets_one_gap_and_turns_go_on(running: Sandbox) 
         assert len(slow.heard) == 7
 
 
+async def test_an_observation_that_was_given_up_or_refused_leaves_nothing(running: Sandbox) -> None:
+    wish = Observe(agent="main", events=9, bytes=1 << 20)
+    async with session(running) as link:
+        kept = [await link.observe(wish, Reader()) for _ in range(15)]
+        leaves = asyncio.ensure_future(link.observe(wish, Reader()))
+        await asyncio.sleep(0)  # it has asked
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        kept.append(await link.observe(wish, Reader()))  # in its place
+        with pytest.raises(GoondanError, match="E_FRAME_INVALID"):
+            await link.observe(wish, Reader())
+        assert [*link._observations.values()] == kept
+
+
 async def test_a_hostile_observer_is_refused_and_everybody_else_is_served(running: Sandbox) -> None:
     async with session(running) as link, session(running) as hostile:
         for wish in (

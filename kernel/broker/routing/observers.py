@@ -18,7 +18,7 @@ Source: docs/design/wire.md section 8; PROTOCOL-OPERATORS.md "Observing"; decisi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -36,6 +36,8 @@ from goondan.schemas.wire.runtime_events import Gap, Observe, RuntimeEvent
 #: Subscriptions of one connection: with the largest windows, half of what may wait for a peer before it is given up.
 #: Who has more to look at observes all, and sorts it by itself.
 MAX_SUBSCRIPTIONS: Final = 16
+#: Subscriptions of all connections: each is asked about each live event, and about each turn that runs when one begins.
+MAX_ALL_SUBSCRIPTIONS: Final = 256
 #: Bytes of all windows: a quarter of what may wait for all peers.
 MAX_ALL_WINDOWS: Final = 64 << 20
 
@@ -123,7 +125,7 @@ class Observers(Part, OfEvents):
         self._choose = choose
         self._clients = bus.presence.connections[CLIENTS]
         #: By client and name.
-        self._known: dict[Connection, dict[str, Subscription]] = {}
+        self._known: dict[tuple[Connection, str], Subscription] = {}
         ops = {"observe": self._observe, "unobserve": self._unobserve}
         self.ops = [Op(name, handler, most_bytes=SHORT_BYTES) for name, handler in ops.items()]
         self.takes = (Take((CLIENTS,), "observed", self._read, SHORT_BYTES),)
@@ -140,49 +142,49 @@ class Observers(Part, OfEvents):
             wish = msgspec.convert(asked, Observe)
         except msgspec.ValidationError as error:
             raise fail("E_FRAME_INVALID", f"observe: {error}") from None
-        mine = self._known.get(connection, {})
-        if frame.id not in mine:
-            if len(mine) >= MAX_SUBSCRIPTIONS:
+        name = connection, frame.id
+        if name not in self._known:
+            if sum(one is connection for one, _ in self._known) >= MAX_SUBSCRIPTIONS:
                 raise fail("E_FRAME_INVALID", f"one connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
-            if sum(one.window.bytes for one in self._all()) + wish.bytes > MAX_ALL_WINDOWS:
-                raise overloaded(f"the windows of all observers have at most {MAX_ALL_WINDOWS} bytes")
-            mine[frame.id] = Subscription(connection, frame.id, wish, Window(wish.events, wish.bytes))
-            self._change({**self._known, connection: mine})
+            windows = sum(one.window.bytes for one in self._known.values()) + wish.bytes
+            if len(self._known) >= MAX_ALL_SUBSCRIPTIONS or windows > MAX_ALL_WINDOWS:
+                bounds = f"{MAX_ALL_SUBSCRIPTIONS} subscriptions, with windows of {MAX_ALL_WINDOWS} bytes"
+                raise overloaded(f"all observers together have at most {bounds}")
+            made = Subscription(connection, frame.id, wish, Window(wish.events, wish.bytes))
+            self._change({**self._known, name: made})
         self._bus.reply(connection, frame.id, {"events": wish.events, "bytes": wish.bytes})
 
     def _unobserve(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "unobserve", subscription}`. One that has ended is as good."""
-        name, mine = asked.get("subscription"), self._known.get(connection, {})
-        found = mine.pop(name, None) if isinstance(name, str) else None
-        self._change(self._known)
-        self._bus.reply(connection, frame.id, {"ended": found is not None})
+        name = connection, str(asked.get("subscription"))
+        there = name in self._known
+        if there:
+            self._change({one: found for one, found in self._known.items() if one != name})
+        self._bus.reply(connection, frame.id, {"ended": there})
 
-    def _change(self, known: dict[Connection, dict[str, Subscription]]) -> None:
+    def _change(self, known: dict[tuple[Connection, str], Subscription]) -> None:
         """These are the subscriptions from now on."""
-        self._known = {connection: mine for connection, mine in known.items() if mine}
-        self._live.observed = self._relay if self._known else None
+        self._known = known
+        self._live.observed = self._relay if known else None
         self._choose()
         self._follow()
 
     def _read(self, connection: Connection, frame: Frame, now: float) -> None:
         """`observed` of a client: it has read up to `position`. Of a subscription that is over nothing is said."""
-        one = self._known.get(connection, {}).get(frame.in_reply_to or "")
-        if one is not None:
+        if (one := self._known.get((connection, frame.in_reply_to or ""))) is not None:
             one.window.read(frame.position or 0)
 
     def tick(self, now: float) -> None:
         """Forget who is gone. Tell those that have read what they have missed; then they hear again."""
-        if any(self._clients.get(one.ident) is not one for one in self._known):
-            self._change({one: mine for one, mine in self._known.items() if self._clients.get(one.ident) is one})
-        if ready := [one for one in self._all() if one.window.ready]:
+        here = {name: one for name, one in self._known.items() if self._clients.get(name[0].ident) is name[0]}
+        if len(here) < len(self._known):
+            self._change(here)
+        if ready := [one for one in self._known.values() if one.window.ready]:
             for one in ready:
                 gap = one.window.tell()
                 told = Frame("observed", in_reply_to=one.name, stage="gap", position=gap.last, payload=to_raw(gap))
                 self._bus.send(one.connection, told)
             self._follow()
-
-    def _all(self) -> Iterable[Subscription]:
-        return (one for mine in self._known.values() for one in mine.values())
 
     # --- agents
 
@@ -209,21 +211,19 @@ class Observers(Part, OfEvents):
 
     def _is_wanted(self, event: Event) -> bool:
         """Whether its asker wants to hear what its turn tells, or an observer hears it now."""
-        return event.live or any(not one.window.missed and one.hears(event) for one in self._all())
+        return event.live or any(not one.window.missed and one.hears(event) for one in self._known.values())
 
     # --- news
 
     def kept(self, event: Event) -> None:
         """The event was accepted."""
-        self._tell(event, RuntimeEvent(kind="event.accepted"))
+        self._relay(event, Frame("runtime.event", payload=to_raw(RuntimeEvent(kind="event.accepted"))))
 
     def left(self, event: Event, *, ended: bool) -> None:
         """The event has ended, if it is over and was accepted."""
         if ended and event.finished:
-            self._tell(event, RuntimeEvent(kind="event.ended", state=event.state))
-
-    def _tell(self, event: Event, said: RuntimeEvent) -> None:
-        self._relay(event, Frame("runtime.event", payload=to_raw(said)))
+            said = RuntimeEvent(kind="event.ended", state=event.state)
+            self._relay(event, Frame("runtime.event", payload=to_raw(said)))
 
     def _relay(self, event: Event, news: Frame) -> None:
         """The news of an event, by its holder or by this broker."""
@@ -238,7 +238,7 @@ class Observers(Part, OfEvents):
             payload=news.payload,
             root_event=event.root,
         )
-        for one in [one for one in self._all() if one.hears(event)]:
+        for one in [one for one in self._known.values() if one.hears(event)]:
             window, data, behind = one.window, b"", one.window.missed
             if not window.full:
                 frame.id, frame.in_reply_to, frame.position = self._bus.next_id(), one.name, window.number + 1

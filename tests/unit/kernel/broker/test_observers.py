@@ -389,6 +389,17 @@ def test_a_thousand_subscriptions_are_too_many() -> None:
     assert len(observing.heard) == 16
 
 
+def test_all_connections_together_have_few_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one is asked about each live event: a client with many connections would keep the broker busy."""
+    monkeypatch.setattr(observers, "MAX_ALL_SUBSCRIPTIONS", 3)
+    world, _ = working()
+    one, other = Observing(world, client=0), Observing(world)
+    assert [one.observe().type, one.observe().type, other.observe().type] == ["reply"] * 3
+    assert [code(client.observe()) for client in (one, other)] == ["E_OVERLOADED"] * 2
+    one.say(Frame("admin", id="u1", payload=to_raw({"op": "unobserve", "subscription": "o1"})))
+    assert other.observe().type == "reply"
+
+
 def test_all_windows_together_have_a_bound_and_who_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observers, "MAX_ALL_WINDOWS", 2 * MAX_WINDOW_BYTES)
     world, _ = working()
