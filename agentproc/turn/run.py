@@ -300,7 +300,6 @@ class TurnRun:
     def listen(self, wanted: bool) -> None:
         """Somebody wants to hear of the turn from now on, or nobody does any more."""
         self.notes.live = wanted
-        self.notes.take_endings()
         self.live.listen(wanted, self.turn.steps)
 
     # --- actions

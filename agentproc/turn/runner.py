@@ -49,8 +49,7 @@ class TurnRunner:
         instance.extensions.brought = self.features.api
         self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
-        self._lease: frames.Lease | None = None
-        self._event: frames.Frame | None = None  # the last one that was delivered
+        self._event: frames.Frame | None = None  # the delivery that is worked on
         self._leaving_it = False  # the leased event is given back, and the broker has not said so yet
         self._pausing = False
         self._swept = False
@@ -85,16 +84,17 @@ class TurnRunner:
 
     def leases(self) -> list[frames.Lease]:
         """The leases that this process holds. The link asks for them at every hello."""
-        return [self._lease] if self._lease is not None else []
+        event, key = self._event, self.instance.instance_key
+        return [] if event is None else [frames.Lease(event.event_id or "", event.epoch or 0, key, event.root_event)]
 
     def holds(self, frame: frames.Frame) -> bool:
         """Whether this very delivery is being worked on. One that is given back is not: the broker may hand it over
         again, in the same epoch, before its word about the return is read here.
         """
-        lease = self._lease
-        if lease is None or self._leaving_it:
+        event = self._event
+        if event is None or self._leaving_it:
             return False
-        return (lease.event_id, lease.epoch) == (frame.event_id, frame.epoch)
+        return (event.event_id, event.epoch) == (frame.event_id, frame.epoch)
 
     def pause(self) -> None:
         """Give the running turn back at its next step boundary, and every later one at once."""
@@ -149,9 +149,8 @@ class TurnRunner:
         """Work on one delivered event, which is held from this moment on, until it is answered, given back or
         abandoned. Raises only cancellation.
         """
-        lease = frames.Lease(frame.event_id or "", frame.epoch or 0, self.instance.instance_key, frame.root_event)
-        self._lease, self._event = lease, frame
-        return self._work_on(frame, lease.event_id, lease.epoch)
+        self._event = frame
+        return self._work_on(frame, frame.event_id or "", frame.epoch or 0)
 
     async def _work_on(self, frame: frames.Frame, event_id: str, epoch: int) -> None:
         try:
@@ -162,7 +161,7 @@ class TurnRunner:
                     self.instance.acks.flush()  # while the broker knows the calls
                 await self._post(answer, frame.trace_id)
         finally:
-            self._lease, self._leaving_it = None, False
+            self._event, self._leaving_it = None, False
 
     def completed(self, frame: frames.Frame) -> None:
         """Give a `tool.completed` frame to the running turn. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""

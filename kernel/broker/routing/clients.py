@@ -69,24 +69,24 @@ class Live(Part):
             counters["live_dropped"] += 1
             return
         counters["live"] += 1
-        relayed = Frame(
-            "runtime.event",
-            id=self._bus.next_id(),
-            from_=instance.agent,
-            instance_key=instance.key,
-            event_id=event.id,
-            in_reply_to=reply_to.correlation_id,
-            trace_id=event.content.trace_id,
-            span_id=span_of(frame.span_id),
-            parent_span_id=span_of(frame.parent_span_id),
-            payload=frame.payload,
-        )
-        self._bus.out.append((CLIENTS, asker.ident, Lossy(codec.encode_value(relayed))))
+        told = relayed("runtime.event", event, frame)
+        told.id, told.in_reply_to = self._bus.next_id(), reply_to.correlation_id
+        self._bus.out.append((CLIENTS, asker.ident, Lossy(codec.encode_value(told))))
 
 
-def span_of(text: str | None) -> str | None:
-    """The span that the agent names; None when it is not a valid span id."""
-    return text if text is not None and spans.is_span_id(text) else None
+def relayed(frame_type: str, event: Event, news: Frame) -> Frame:
+    """What is told of the news of an event. Spans are those that its agent names, as far as they are valid."""
+    span, parent, content = news.span_id, news.parent_span_id, event.content_here
+    return Frame(
+        frame_type,
+        from_=event.instance.agent,
+        instance_key=event.instance.key,
+        event_id=event.id,
+        trace_id=None if content is None else content.trace_id,
+        span_id=span if span is not None and spans.is_span_id(span) else None,
+        parent_span_id=parent if parent is not None and spans.is_span_id(parent) else None,
+        payload=news.payload,
+    )
 
 
 #: At most so many peers of one class are in one answer, because it must fit in one frame.

@@ -21,14 +21,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct, field
 
-from goondan.kernel.broker.routing.clients import Live, span_of
+from goondan.kernel.broker.routing.clients import Live, relayed
 from goondan.kernel.broker.state.bus import Bus, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection, Event
 from goondan.kernel.broker.state.parts import SHORT_BYTES, OfEvents, Op, Part, Take
-from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame, Hello
 from goondan.schemas.wire.runtime_events import Gap, Observe, RuntimeEvent
@@ -42,13 +41,11 @@ MAX_ALL_SUBSCRIPTIONS: Final = 256
 MAX_ALL_WINDOWS: Final = 64 << 20
 
 
-class Window(Struct):
-    """How much one subscription may get, and what it has missed."""
+class Subscription(Struct, eq=False):
+    """What a client wants to hear, and how much of it is on the way and missed. `wish` has the size of its window."""
 
-    #: The most events that are sent and not read.
-    events: int
-    #: The most bytes of them.
-    bytes: int
+    #: What it is for, and the most events that are sent and not read, and the most bytes of them.
+    wish: Observe
     #: The number of the last piece of news.
     number: int = 0
     #: The highest number that was told: of a piece that was sent, or of the last one that was missed.
@@ -60,15 +57,24 @@ class Window(Struct):
     #: What was sent and is not read, in order: numbers and bytes.
     sent: deque[tuple[int, int]] = field(default_factory=deque)
 
+    def hears(self, event: Event) -> bool:
+        """Whether it is for this event."""
+        wish, instance = self.wish, event.instance
+        return (
+            wish.root_event in (None, event.root)
+            and wish.agent in (None, instance.agent)
+            and wish.instance_key in (None, instance.key)
+        )
+
     @property
     def full(self) -> bool:
         """Whether the next piece is missed, whatever its size."""
-        return self.missed > 0 or len(self.sent) >= self.events
+        return self.missed > 0 or len(self.sent) >= self.wish.events
 
     def take(self, size: int) -> bool:
         """The next piece of news, of so many bytes. Whether it is sent; else it is missed."""
         self.number += 1
-        if self.full or self.held + size > self.bytes:
+        if self.full or self.held + size > self.wish.bytes:
             self.missed = self.missed or self.number
             return False
         self.sent.append((self.number, size))
@@ -86,34 +92,12 @@ class Window(Struct):
     @property
     def ready(self) -> bool:
         """Whether what was missed is to be told now: half of the window is read."""
-        return self.missed > 0 and 2 * len(self.sent) <= self.events and 2 * self.held <= self.bytes
+        return self.missed > 0 and 2 * len(self.sent) <= self.wish.events and 2 * self.held <= self.wish.bytes
 
     def tell(self) -> Gap:
         """What was missed. It is told now."""
         gap, self.missed, self.told = Gap(self.missed, self.number), 0, self.number
         return gap
-
-
-class Subscription(Struct, eq=False):
-    """What one client hears."""
-
-    #: The client.
-    connection: Connection
-    #: The id of the frame that has asked.
-    name: str
-    #: What it is for.
-    wish: Observe
-    #: How much it may get.
-    window: Window
-
-    def hears(self, event: Event) -> bool:
-        """Whether it is for this event."""
-        wish, instance = self.wish, event.instance
-        return (
-            wish.root_event in (None, event.root)
-            and wish.agent in (None, instance.agent)
-            and wish.instance_key in (None, instance.key)
-        )
 
 
 class Observers(Part, OfEvents):
@@ -138,20 +122,15 @@ class Observers(Part, OfEvents):
 
     def _observe(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "observe", agent?, instanceKey?, rootEvent?, events, bytes}`."""
-        try:
-            wish = msgspec.convert(asked, Observe)
-        except msgspec.ValidationError as error:
-            raise fail("E_FRAME_INVALID", f"observe: {error}") from None
-        name = connection, frame.id
+        name, wish = (connection, frame.id), from_raw(frame.payload, Observe)
         if name not in self._known:
             if sum(one is connection for one, _ in self._known) >= MAX_SUBSCRIPTIONS:
                 raise fail("E_FRAME_INVALID", f"one connection has at most {MAX_SUBSCRIPTIONS} subscriptions")
-            windows = sum(one.window.bytes for one in self._known.values()) + wish.bytes
+            windows = sum(one.wish.bytes for one in self._known.values()) + wish.bytes
             if len(self._known) >= MAX_ALL_SUBSCRIPTIONS or windows > MAX_ALL_WINDOWS:
                 bounds = f"{MAX_ALL_SUBSCRIPTIONS} subscriptions, with windows of {MAX_ALL_WINDOWS} bytes"
                 raise overloaded(f"all observers together have at most {bounds}")
-            made = Subscription(connection, frame.id, wish, Window(wish.events, wish.bytes))
-            self._change({**self._known, name: made})
+            self._change({**self._known, name: Subscription(wish)})
         self._bus.reply(connection, frame.id, {"events": wish.events, "bytes": wish.bytes})
 
     def _unobserve(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
@@ -172,18 +151,18 @@ class Observers(Part, OfEvents):
     def _read(self, connection: Connection, frame: Frame, now: float) -> None:
         """`observed` of a client: it has read up to `position`. Of a subscription that is over nothing is said."""
         if (one := self._known.get((connection, frame.in_reply_to or ""))) is not None:
-            one.window.read(frame.position or 0)
+            one.read(frame.position or 0)
 
     def tick(self, now: float) -> None:
         """Forget who is gone. Tell those that have read what they have missed; then they hear again."""
         here = {name: one for name, one in self._known.items() if self._clients.get(name[0].ident) is name[0]}
         if len(here) < len(self._known):
             self._change(here)
-        if ready := [one for one in self._known.values() if one.window.ready]:
-            for one in ready:
-                gap = one.window.tell()
-                told = Frame("observed", in_reply_to=one.name, stage="gap", position=gap.last, payload=to_raw(gap))
-                self._bus.send(one.connection, told)
+        if ready := [(name, one) for name, one in self._known.items() if one.ready]:
+            for (connection, name), one in ready:
+                gap = one.tell()
+                told = Frame("observed", in_reply_to=name, stage="gap", position=gap.last, payload=to_raw(gap))
+                self._bus.send(connection, told)
             self._follow()
 
     # --- agents
@@ -211,7 +190,7 @@ class Observers(Part, OfEvents):
 
     def _is_wanted(self, event: Event) -> bool:
         """Whether its asker wants to hear what its turn tells, or an observer hears it now."""
-        return event.live or any(not one.window.missed and one.hears(event) for one in self._known.values())
+        return event.live or any(not one.missed and one.hears(event) for one in self._known.values())
 
     # --- news
 
@@ -227,23 +206,16 @@ class Observers(Part, OfEvents):
 
     def _relay(self, event: Event, news: Frame) -> None:
         """The news of an event, by its holder or by this broker."""
-        frame = Frame(
-            "observed",
-            from_=event.instance.agent,
-            instance_key=event.instance.key,
-            event_id=event.id,
-            trace_id=None if event.content_here is None else event.content_here.trace_id,
-            span_id=span_of(news.span_id),
-            parent_span_id=span_of(news.parent_span_id),
-            payload=news.payload,
-            root_event=event.root,
-        )
-        for one in [one for one in self._known.values() if one.hears(event)]:
-            window, data, behind = one.window, b"", one.window.missed
-            if not window.full:
-                frame.id, frame.in_reply_to, frame.position = self._bus.next_id(), one.name, window.number + 1
+        frame = relayed("observed", event, news)
+        frame.root_event = event.root
+        for (connection, name), one in self._known.items():
+            if not one.hears(event):
+                continue
+            data, behind = b"", one.missed
+            if not one.full:
+                frame.id, frame.in_reply_to, frame.position = self._bus.next_id(), name, one.number + 1
                 data = encode_value(frame)
-            if window.take(len(data)):
-                self._bus.out.append((CLIENTS, one.connection.ident, data))
+            if one.take(len(data)):
+                self._bus.out.append((CLIENTS, connection.ident, data))
             elif not behind:
                 self._follow()

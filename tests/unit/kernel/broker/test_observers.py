@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.broker.routing import observers
-from goondan.kernel.broker.routing.observers import Window
+from goondan.kernel.broker.routing.observers import Subscription
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame
-from goondan.schemas.wire.runtime_events import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Gap, RuntimeEvent
+from goondan.schemas.wire.runtime_events import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, Gap, Observe, RuntimeEvent
 from tests.checks import there
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_live import news
@@ -30,7 +30,7 @@ from tests.unit.kernel.broker.world import World, run
 )
 def test_a_window_is_kept_and_every_number_is_told_once(events: int, size: int, steps: list[tuple[str, int]]) -> None:
     """Sizes are at most three quarters of the window, as the protocol has it."""
-    window = Window(events, size)
+    window = Subscription(Observe(events=events, bytes=size))
     sent: list[tuple[int, int]] = []  # numbers and sizes, not read
     told: list[tuple[int, int]] = []  # ranges of numbers, in order
     number = 0
@@ -64,7 +64,7 @@ def test_a_window_is_kept_and_every_number_is_told_once(events: int, size: int, 
 
 @given(st.integers(1, 5), st.lists(st.integers(-3, 12), max_size=20))
 def test_a_number_that_was_not_told_changes_nothing(events: int, numbers: list[int]) -> None:
-    window = Window(events, 100)
+    window = Subscription(Observe(events=events, bytes=100))
     for number in numbers:
         window.take(1)
         before = repr(window)
