@@ -179,6 +179,19 @@ def test_a_body_nobody_reads_ends_its_connection(door: InProcess) -> None:
         assert time.monotonic() - began < 5, "nor does it take the door's time"
 
 
+def test_a_stranger_takes_the_door_no_time(door: InProcess) -> None:
+    """A quarter of a MiB of chunks of one byte takes h11 0.2 s. Of a stranger's only the first part is read."""
+    bomb = door.head("/echo", "POST", token="", Transfer_Encoding="chunked") + b"1\r\nx\r\n" * 42_000
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert status(door.asks(bomb)) in (0, 401)
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.1
+    chunked = door.head("/echo", "POST", Transfer_Encoding="chunked") + b"1\r\nx\r\n" * 42_000 + b"0\r\n\r\n"
+    assert door.asks(chunked).endswith(b"owner 42000"), "a caller's is read whole"
+
+
 def test_half_a_request_holds_a_connection_for_a_moment_only(door: InProcess) -> None:
     heads = (b"", b"P", b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1", door.head("/look", Connection="keep-alive") + b"GET")
     with ExitStack() as stack:
