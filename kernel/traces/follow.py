@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from goondan.kernel.traces.conversations import place_of, read_file
 from goondan.kernel.traces.rules.tree import grow
@@ -25,6 +25,7 @@ from goondan.kernel.traces.rules.turn import Trace, moment
 from goondan.kernel.traces.search import Which, answer_of, read_turns
 from goondan.schemas.system import trace_index
 from goondan.schemas.system.directories import replace_file
+from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.frames import Answer
 
 #: Rows of the index that are taken up at once.
@@ -42,11 +43,15 @@ _log = logging.getLogger("traces")
 _STATE: Final = "SELECT status, answer FROM turns WHERE event_key = ?"
 
 
+#: What SQLite and a frame can have.
+_Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
 class Position(Struct, kw_only=True):
     """How far it has come, as it is kept on disk."""
 
     #: The number of the last row of the index that was taken up; 0: none.
-    seq: int = 0
+    seq: _Number = 0
     #: The turn of that row.
     turn_id: str = ""
     #: When that turn began: RFC 3339. Without a row: since when turns count.
@@ -54,7 +59,7 @@ class Position(Struct, kw_only=True):
     #: Turns up to that row that are not done.
     turns: list[trace_index.NumberedRow] = []
     #: Turns that were given up.
-    given_up: int = 0
+    given_up: _Number = 0
 
 
 class Ended(Struct, frozen=True):
@@ -74,14 +79,16 @@ class Follower:
     def __init__(self, state_dir: str, path: str, since: str) -> None:
         self._state_dir, self._path = state_dir, path
         self.position = Position(at=since)
-        with suppress(OSError, msgspec.DecodeError, UnicodeError), open(path, "rb") as source:
+        with suppress(OSError, msgspec.DecodeError, UnicodeError, RecursionError), open(path, "rb") as source:
             self.position = msgspec.json.decode(source.read(), type=Position)
         self._due: dict[int, float] = {}
 
     def take_up(self, now: float) -> bool:
         """Take up new turns; whether there are more."""
         at = self.position
-        rows = trace_index.behind(self._state_dir, at.seq, at.turn_id, at.at, ROWS)
+        # A clock that was ahead may have written it.
+        since = at.at if at.at <= rfc3339(now) else rfc3339(now - BEGINS_S)
+        rows = trace_index.behind(self._state_dir, at.seq, at.turn_id, since, ROWS)
         if rows:
             at.seq, at.turn_id, at.at = rows[-1].seq, rows[-1].turn_id, rows[-1].at
         at.turns += [row for row in rows if age(row, now) <= MAX_AGE_S]
@@ -91,8 +98,8 @@ class Follower:
         return len(rows) == ROWS
 
     def due(self, now: float) -> list[trace_index.NumberedRow]:
-        """The turns to look at now."""
-        return [row for row in self.position.turns if self._due.get(row.seq, 0.0) <= now]
+        """The turns to look at now: no later one is right, so a clock that was put back holds nothing up."""
+        return [row for row in self.position.turns if not 0 < self._due.get(row.seq, 0.0) - now <= MAX_LOOK_S]
 
     def look_at_all(self) -> None:
         """Every turn is due."""

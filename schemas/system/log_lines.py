@@ -54,7 +54,7 @@ class JsonLines(io.TextIOBase):
         """Write what there is."""
         text, self._partial = self._partial.rstrip("\n"), ""
         if text:
-            self._put(*_parsed(text, self.name), {})
+            self._put(*_parsed(text, self.name or self.role), {})
 
     def put_object(self, line: bytes) -> None:
         """Write a line of the tool host, which is an object already."""
@@ -74,9 +74,10 @@ class JsonLines(io.TextIOBase):
     def _put(self, at: float, level: str, message: str, fields: dict[str, Any]) -> None:
         said = {"time": rfc3339(at), "level": level, "role": self.role, "name": self.name, "message": message}
         more = {key: value for key, value in fields.items() if value is not None}
-        text = msgspec.json.encode({**said, "fields": more})
+        line = msgspec.json.encode({**said, "fields": more}) + b"\n"
         with suppress(OSError):
-            os.write(self._fd, text + b"\n")
+            while line:  # a signal may cut a write to a pipe short
+                line = line[os.write(self._fd, line) :]
 
 
 def begin_log(role: str, name: str = "") -> None:

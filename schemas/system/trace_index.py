@@ -62,11 +62,15 @@ _LAST: Final = (
 _BEHIND: Final = (
     "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns WHERE seq > ? ORDER BY seq LIMIT ?"
 )
+#: Looked for from the end: who follows asks each second, and all rows are too many for that.
 _SINCE: Final = (
-    "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns WHERE at >= ? ORDER BY seq LIMIT ?"
+    "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns "
+    "WHERE seq > ifnull((SELECT seq FROM turns WHERE at < ?1 ORDER BY seq DESC LIMIT 1), 0) ORDER BY seq LIMIT ?2"
 )
 #: Whether a row is still what it was, or was removed for its age.
-_KNOWN: Final = "SELECT count(*) FROM turns WHERE seq = ?1 AND turn_id = ?2 OR (SELECT min(seq) FROM turns) > ?1"
+_KNOWN: Final = (
+    "SELECT (SELECT turn_id FROM turns WHERE seq = ?1) IS ?2 OR ifnull((SELECT min(seq) FROM turns) > ?1, 0)"
+)
 
 
 class IndexRow(Struct, frozen=True, array_like=True):
@@ -162,9 +166,9 @@ def last(state_dir: str, number: int, agent: str | None = None, instance_key: st
 
 def behind(state_dir: str, seq: int, turn_id: str, at: str, number: int) -> list[NumberedRow]:
     """The next turns behind the one with this number, which began `at`. If the index has another turn there, it was
-    made anew or has lost rows: then those that began since.
+    made anew or has lost rows: then those behind the last one that began earlier.
     """
-    known = bool(seq) and any(count for (count,) in _rows(state_dir, _KNOWN, seq, turn_id))
+    known = bool(seq) and any(found for (found,) in _rows(state_dir, _KNOWN, seq, turn_id))
     found = _rows(state_dir, _BEHIND, seq, number) if known else _rows(state_dir, _SINCE, at, number)
     rows = []
     for row in found:
@@ -181,12 +185,17 @@ def _read(state_dir: str, query: str, *values: str | int | None) -> list[IndexRo
         return []
 
 
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
 def _rows(state_dir: str, query: str, *values: str | int | None) -> list[Any]:
     """The rows of a query; none of a file that is not there or cannot be read."""
     path = f"{state_dir}/{FOLDER}/{_FILES[0]}"
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
         with closing(sqlite3.connect(path, timeout=_READ_S, isolation_level=None)) as db:
+            db.text_factory = _text  # one that is none must not hide the others
             return db.execute(query, values).fetchall()
     except (OSError, sqlite3.Error, UnicodeEncodeError):
         return []

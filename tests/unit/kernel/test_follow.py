@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -77,3 +78,54 @@ def test_a_turn_whose_beginning_was_not_stored_is_over_without_anything(tmp_path
     turns = Follower(str(tmp_path), f"{tmp_path}/position.json", rfc3339(BEGAN))
     assert ended(turns, BEGAN + 1) == []
     assert ended(turns, BEGAN + follow.BEGINS_S + 1) == ["t-x"]
+
+
+def test_a_clock_that_is_put_back_holds_nothing_up(tmp_path: Path) -> None:
+    begin(tmp_path, "a", 0, ends=False)
+    turns = Follower(str(tmp_path), f"{tmp_path}/position.json", rfc3339(BEGAN))
+    assert ended(turns, BEGAN + 3600) == []
+    store = ConversationStore(instance_dir(str(tmp_path), "main", "a"))
+    store.adopt(2)
+    with store.write(final=True):
+        store.finish_turn("a", "t-a", "completed", rfc3339(BEGAN), steps=0, answer=None)
+    store.close()
+    assert ended(turns, BEGAN + 1) == ["t-a"]
+
+
+def test_a_position_of_a_clock_that_was_ahead_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "position.json"
+    path.write_text('{"seq": 9, "turn_id": "gone", "at": "2099-01-01T00:00:00.000Z"}')
+    turns = Follower(str(tmp_path), str(path), rfc3339(BEGAN))
+    begin(tmp_path, "a", 5)
+    assert ended(turns, BEGAN + 6) == ["t-a"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"seq": 99999999999999999999999, "turn_id": "x", "at": "x"}',
+        b'{"seq": -1, "turn_id": "x", "at": "x"}',
+        b'{"given_up": 99999999999999999999999, "at": "x"}',
+        b'{"at": "x", "later": ' + b"[" * 100_000,
+        b"\xff\xfe",
+        b"",
+        b"[]",
+    ],
+)
+def test_a_damaged_position_is_a_new_one(tmp_path: Path, damaged: bytes) -> None:
+    begin(tmp_path, "a", 5)
+    (tmp_path / "position.json").write_bytes(damaged)
+    turns = Follower(str(tmp_path), f"{tmp_path}/position.json", rfc3339(BEGAN))
+    assert ended(turns, BEGAN + 6) == ["t-a"]
+
+
+def test_a_row_that_is_no_text_hides_no_other(tmp_path: Path) -> None:
+    index = TraceIndex(str(tmp_path))
+    index.add(IndexRow(rfc3339(BEGAN), "ab" * 16, "t-x", "x", "main", "x"))
+    with sqlite3.connect(f"{tmp_path}/traces/index.db") as db:
+        db.execute("UPDATE turns SET agent = CAST(x'ff00' AS TEXT)")
+    db.close()
+    index.close()
+    begin(tmp_path, "a", 5)
+    turns = Follower(str(tmp_path), f"{tmp_path}/position.json", rfc3339(BEGAN))
+    assert ended(turns, BEGAN + 6) == ["t-a"]

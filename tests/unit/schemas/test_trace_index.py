@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_what_several_processes_add_is_all_there(tmp_path: Path) -> None:
     state = str(tmp_path)
     program = """
 import sys
+import time
 from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 index = TraceIndex(sys.argv[1])
 for number in range(200):
@@ -142,3 +144,26 @@ def test_it_is_closed_to_others_and_follows_no_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic"):
         index.add(entry(2))
     assert of_trace(str(state), trace_id_of("x")) == []
+
+
+def test_who_follows_reads_only_what_is_new_of_a_large_index(tmp_path: Path) -> None:
+    index = TraceIndex(str(tmp_path))
+    index.add(entry(1))
+    with closing(sqlite3.connect(f"{tmp_path}/traces/index.db")) as db:
+        db.execute("INSERT INTO turns (at, trace_id, turn_id, event_id, agent, instance_key) "
+                   "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000) "
+                   "SELECT '2026-01-01T00:00:00.000Z', 't', 'turn' || i, 'e', 'main', 'k' FROM n")  # fmt: skip
+        db.commit()
+        last = db.execute("SELECT max(seq) FROM turns").fetchone()[0]
+
+    def took(seq: int, turn_id: str) -> float:
+        began = time.thread_time()
+        assert trace_index.behind(str(tmp_path), seq, turn_id, "2027", 256) == []
+        return time.thread_time() - began
+
+    began = time.thread_time()
+    trace_index.named(str(tmp_path), "none")  # all rows
+    every = time.thread_time() - began
+    for seq, turn_id in ((last, "turn200000"), (0, ""), (last, "another")):
+        assert min(took(seq, turn_id) for _ in range(5)) < every / 5
+    index.close()

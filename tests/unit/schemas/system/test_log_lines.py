@@ -91,3 +91,16 @@ def test_only_the_one_value_changes_anything(monkeypatch: pytest.MonkeyPatch) ->
     made: Any = sys.stderr
     assert isinstance(made, JsonLines)
     assert (made.role, made.name, made.fileno()) == ("agent", "main/k", 2)
+
+
+def test_a_write_that_was_cut_short_goes_on(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
+    print("whole", file=lines.stream)
+    assert [line["message"] for line in lines.written] == ["whole"]
+
+
+def test_the_name_of_a_program_stands_in_a_line_once(lines: Lines) -> None:
+    lines.stream.role, lines.stream.name = "telemetry", ""
+    print("2026-01-01 00:00:00,000 ERROR telemetry nothing is exported", file=lines.stream)
+    assert [(line["level"], line["message"]) for line in lines.written] == [("error", "nothing is exported")]
