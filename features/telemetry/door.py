@@ -27,8 +27,9 @@ from goondan.schemas.wire.usage import NANO
 #: How long an answer is given again, and how long a supervisor may take (seconds).
 FRESH_S: Final = 1.0
 ANSWER_S: Final = 2.0
-#: Series of one metric; the rest is one more, called `other`. Characters of a label.
+#: Series of one metric; the rest is one more, called REST, which is no name of an agent. Characters of a label.
 MAX_SERIES: Final = 500
+REST: Final = "(other)"
 MAX_LABEL: Final = 100
 #: Each metric: what it counts, and its labels. Those that end in `_total` only grow.
 METRICS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -85,7 +86,7 @@ class _Numbers:
             family = kind(f"goondan_{name}", text, labels=labels)
             at = labels.index("agent") if "agent" in labels else -1
             for series, value in self._seen.get(name, {}).items():
-                if at < 0 or series[at] in ("", "other") or request.state.caller.may_speak_to(series[at]):
+                if at < 0 or series[at] in ("", REST) or request.state.caller.may_speak_to(series[at]):
                     family.add_metric(series, value)
             found.append(family)
         everything: Any = SimpleNamespace(collect=lambda: found)
@@ -100,7 +101,7 @@ class _Numbers:
         self._seen = {name: {} for name in METRICS}
         for name, labels, value in rows:
             series, known = tuple(one_line(label, MAX_LABEL) for label in labels), self._seen[name]
-            series = series if series in known or len(known) < MAX_SERIES else ("other",) * len(labels)
+            series = series if series in known or len(known) < MAX_SERIES else (REST,) * len(labels)
             known[series] = known.get(series, 0.0) + value
         self._at = time.monotonic()
 

@@ -67,7 +67,7 @@ class Collector(requests.Session):
 
     def deliver(self, batch: list[ReadableSpan]) -> Sent:
         """Send spans."""
-        self._last = Sent("bad", why="they cannot be encoded")
+        self._last = Sent("smaller", why="they cannot be encoded")  # one of them, so the others go by themselves
         over = threading.Timer(STUCK_S, os._exit, (1,))
         over.start()
         try:
@@ -80,7 +80,7 @@ class Collector(requests.Session):
         """One request of the exporter's. Raises what requests raises."""
         try:
             answer = super().request(*args, **{**options, "stream": True, "allow_redirects": False})
-        except requests.RequestException as error:
+        except Exception as error:  # also ValueErrors of urllib3, about the address or a header
             self._last = Sent("later", why=type(error).__name__)  # its text may have what stands in the URL
             raise
         answer.close()  # unread

@@ -28,6 +28,7 @@ from goondan.features.telemetry.wire import TELEMETRY, Exporting
 from goondan.kernel.traces.follow import LOOK_S, MAX_AGE_S, Follower, age
 from goondan.schemas.system.trace_index import NumberedRow
 from goondan.schemas.text.times import rfc3339_seconds
+from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError
 
 #: Spans and bytes of one request, by its texts. Servers take several MiB.
@@ -98,7 +99,7 @@ class Exporter:
             if age(row, now) <= FAULT_S:
                 return False
             why = error.info.message if isinstance(error, GoondanError) else type(error).__name__
-            log.warning("a turn of %s cannot be read: %s", row.agent, why)
+            log.warning("a turn of %s cannot be read: %s", visible_line(row.agent), visible_line(why))
             self._turns.position.given_up += 1
         return True
 

@@ -91,7 +91,7 @@ class SpansOf:
             "gen_ai.usage.reasoning.output_tokens": model.reasoning_tokens,
             **_fields("gen_ai.usage", model, "input_tokens output_tokens"),
             **_fields("goondan.model", model, "attempts waited_ms paused_ms cut_off left_out shortened"),
-            **{f"goondan.cost.{currency}": cost for currency, cost in list(model.costs.items())[:2]},
+            **{_sound("", f"goondan.cost.{currency}"): cost for currency, cost in list(model.costs.items())[:2]},
         }
         return self._made(f"chat {asked}", span_id, parent, model, found)
 
@@ -125,7 +125,7 @@ class SpansOf:
             kind=SpanKind.CLIENT if isinstance(of, ModelCall) else SpanKind.INTERNAL,
             status=Status() if fault is None else Status(StatusCode.ERROR, str(_sound("", fault[1]))),
             start_time=start * 1_000_000,
-            end_time=max(start, end) * 1_000_000,
+            end_time=max(start, min(end, _MOST_MS)) * 1_000_000,
             instrumentation_scope=SCOPE,
         )
 

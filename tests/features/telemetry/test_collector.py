@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -227,3 +228,43 @@ def test_an_answer_that_never_ends_ends_the_program(server: Server) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=20, check=False)
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://" + "a" * 70 + ".example"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=%E2%82%AC"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%0Ab"),
+    ],
+)
+def test_an_address_or_a_key_that_cannot_be_costs_no_span(
+    server: Server, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    said = Collector().deliver(spans())
+    assert said.outcome == "later"
+    assert value not in said.why
+
+
+def test_one_span_that_cannot_be_encoded_is_told_apart(server: Server) -> None:
+    broken, *others = spans()
+    broken._end_time = 1 << 70
+    sender = Collector()
+    assert sender.deliver([broken, *others]).outcome == "smaller"
+    assert sender.deliver(others).outcome == "taken"
+
+
+def test_the_end_of_the_program_waits_for_no_collector(server: Server) -> None:
+    let_go = threading.Event()
+    server.answer = lambda request: (let_go.wait(20), None)[1]
+    code = (
+        "import threading, time; from goondan.features.telemetry.process.collector import Collector;"
+        "threading.Thread(target=Collector().deliver, args=([],), daemon=True).start(); time.sleep(0.3)"
+    )
+    began = time.monotonic()
+    environment = {**os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "9"}
+    subprocess.run([sys.executable, "-c", code], timeout=20, check=True, env=environment)
+    let_go.set()
+    assert time.monotonic() - began < 7

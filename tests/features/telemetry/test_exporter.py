@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -268,6 +269,7 @@ def test_what_files_say_is_not_believed(rig: Rig) -> None:
             ("tool.called", 60, encode_detail(CallDetail("c\x1b[2J", "t\u202e\x1b]0;x\x07" + "n" * 9000)), step),
             ("tool.completed", 61, "not JSON", step),
             ("later.kind", 61, "\x00", step),
+            ("step.completed", 240_000_000_000_000, "1", step),
         ],
     )
     rig.turns.end("e1", 20, "abandoned")
@@ -281,6 +283,7 @@ def test_what_files_say_is_not_believed(rig: Rig) -> None:
         for value in (span.name, *(span.attributes or {}).values()):
             assert not isinstance(value, str) or (value.isprintable() and len(value) < 2100)
             assert not isinstance(value, int) or abs(value) < 1 << 63
+        encode_spans([span])
 
 
 def test_a_turn_that_failed_has_its_error(rig: Rig) -> None:

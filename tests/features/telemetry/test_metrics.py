@@ -120,6 +120,12 @@ async def test_many_scrapes_are_one_look_and_an_agent_is_shown_to_those_who_may_
     assert way.role == "look"  # type: ignore[attr-defined]
 
 
+async def test_an_agent_may_be_called_other(swarm: Swarm, tmp_path: Path) -> None:
+    turn(tmp_path, "other", "e1", [call()])
+    (way,) = door.routes(swarm)
+    assert "goondan_model_calls_total" not in await scraped(way, "main")
+
+
 async def test_a_deleted_instance_stays_counted_and_a_kernel_that_is_gone_is_down(
     swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +150,7 @@ async def test_series_are_bounded_in_number_and_length(
     (way,) = door.routes(swarm)
     seen = (await scraped(way))["goondan_model_calls_total"]
     assert len(seen) == 4
-    assert seen[("other", "other")] == 6
+    assert seen[(door.REST, door.REST)] == 6
     assert all(len(model) <= door.MAX_LABEL and model.isprintable() for _, model in seen)
 
 
