@@ -148,6 +148,23 @@ async def test_a_turn_that_runs_and_one_that_begins_are_heard_from_their_steps_b
         assert other.kinds("old-1") == []
 
 
+async def test_where_the_asker_listens_an_observer_hears_what_is_new(running: Sandbox, model: Model) -> None:
+    told: list[RuntimeEvent] = []
+    async with session(running) as asker, session(running) as observer:
+        message = Message("main", "heard", "one |two |wait|three", event_id="heard-1")
+        answer = asyncio.ensure_future(asker.ask(message, listener=told.append))
+        await until(lambda: model.waits() == 1 and "".join(one.text or "" for one in told) == "one two ")
+        reader = Reader()
+        reader.observation = await observer.observe(Observe(events=1000, bytes=1 << 20), reader)
+        model.go()
+        assert (await answer).response == "one two three"
+        await reader.until(lambda _: reader.ended("heard-1") == ["done"])
+        assert reader.kinds("heard-1") == ["text", "step.completed", "turn.completed", "event.ended"]
+        (text,) = [one.event for one in reader.heard if isinstance(one, Seen) and one.event and one.event.text]
+        assert (text.step, text.at, text.text) == (1, len("one two "), "three")
+        assert "".join(one.text or "" for one in told) == "one two three"
+
+
 async def test_who_does_not_read_gets_one_gap_and_turns_go_on(running: Sandbox) -> None:
     async with session(running) as link:
         reader, slow = Reader(), Reader()
