@@ -29,6 +29,11 @@ class Joined:
         self._open: tuple[Kernel, Session] | None = None
         self._opening: asyncio.Task[Session] | None = None
 
+    @property
+    def kernel(self) -> Kernel | None:
+        """The kernel of the open session."""
+        return None if self._open is None else self._open[0]
+
     async def session(self) -> Session:
         """The open session, or a new one. Those who need one at once wait for the same. Raises GoondanError with the
         reason why there is none.

@@ -240,7 +240,7 @@ def turn_messages(state_dir: str, agent: str, key: str, event_id: str) -> list[A
     Raises GoondanError E_STATE.
     """
     place = place_of(state_dir, agent, key)
-    rows = read_file(place, lambda db: db.execute(_OF_TURN, (event_id,)).fetchall()) or []
+    rows = read_file(place, lambda db: db.execute(OF_TURN, (event_id,)).fetchall()) or []
     try:
         found = [msgspec.msgpack.decode(row) for (row,) in rows]
     except codec.DECODE_ERRORS as error:
@@ -248,8 +248,9 @@ def turn_messages(state_dir: str, agent: str, key: str, event_id: str) -> list[A
     return [*{message["id"]: message for message in found}.values()]
 
 
-#: The digits of a position stand between `.` and `.:`. A message that replaces another one comes behind it.
-_OF_TURN: Final = (
+#: The messages of an event's turn, as far as it is. The digits of a position stand between `.` and `.:`. A message that
+#: replaces another one comes behind it.
+OF_TURN: Final = (
     "WITH turn(id) AS (SELECT turn_id FROM turns WHERE event_key = ?) "
     "SELECT message FROM (SELECT message FROM base, turn WHERE base.id > turn.id || '.' AND base.id < turn.id || '.:' "
     "ORDER BY seq) UNION ALL SELECT message FROM (SELECT message FROM events, turn WHERE turn_id = turn.id "

@@ -26,16 +26,15 @@ from goondan.features.openai_door.door.rules import answers, conversations
 from goondan.features.openai_door.door.rules.conversations import Place
 from goondan.features.openai_door.door.rules.faults import Fault, fault_of, refused
 from goondan.features.openai_door.door.rules.pieces import Pieces
-from goondan.features.openai_door.door.rules.requests import Asked, Attached, Said
+from goondan.features.openai_door.door.rules.requests import Asked, Said
 from goondan.features.serve.api import Caller, Swarm
-from goondan.features.serve.api.progress import News, Position
 from goondan.features.serve.api.swarm import Turn
 from goondan.kernel.cli.one_message import Message
-from goondan.kernel.cli.session import OpenFile
+from goondan.kernel.traces.rules.progress import News, Position
 from goondan.schemas.bundle.address import is_instance_key
-from goondan.schemas.wire.blobs import MAX_REQUEST_BYTES, media_type_of
+from goondan.schemas.wire.blobs import MAX_REQUEST_BYTES
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import Answer, FilePart
+from goondan.schemas.wire.frames import Answer
 
 #: After how long without a piece a comment is sent (seconds). Proxies end connections after thirty.
 ALIVE_S: Final = 15.0
@@ -143,7 +142,7 @@ class Turns:
         """
         with ExitStack() as held:
             route = await self._settled(caller, asked, instance, held)
-            files = await self._laid_down(conversations.files_of(route.new))
+            files = await self.swarm.lay_down([(file.data, file.name) for file in conversations.files_of(route.new)])
             text = conversations.worded(route.new)
             if len(text) > MAX_REQUEST_BYTES:  # the broker says so as well, after more work
                 raise refused(f"What is new has {len(text)} characters, limit {MAX_REQUEST_BYTES}.", status=413)
@@ -233,17 +232,6 @@ class Turns:
             message = f"Previous response with id '{name[:64]}' not found, or one before it is kept no more."
             raise refused(message, "previous_response_id", "previous_response_not_found")
         return Route("", [*earlier, *asked.said])
-
-    async def _laid_down(self, files: Sequence[Attached]) -> list[FilePart]:
-        """Lay the files of a message down. Raises GoondanError."""
-        with ExitStack() as closing:
-            opened = []
-            for file in files:
-                descriptor = os.memfd_create("attached", os.MFD_CLOEXEC)
-                closing.callback(os.close, descriptor)
-                os.pwrite(descriptor, file.data, 0)  # whole: it is memory
-                opened.append(OpenFile(descriptor, len(file.data), media_type_of(file.data) or "", file.name))
-            return await self.swarm.lay_down(opened) if opened else []
 
 
 def instance_of_user(caller: str, user: str) -> str:

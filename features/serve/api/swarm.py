@@ -16,19 +16,21 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
 
-from goondan.features.serve.api import stored
-from goondan.features.serve.api.progress import News, Position, Progress, Reader
 from goondan.kernel.cli.attach import Kernel, hold
+from goondan.kernel.cli.joined import Joined
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.kernel.cli.one_message import Message, event_frame
-from goondan.kernel.cli.session import GONE, WELCOME_S, Listener, OpenFile, Session
+from goondan.kernel.cli.session import GONE, WELCOME_S, Listener, Session, opened_data
 from goondan.kernel.cli.state import BundleTarget
+from goondan.kernel.traces import stored_turns
+from goondan.kernel.traces.rules.progress import News, Position, Progress, Reader
 from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.wire.blobs import MAX_MESSAGE_BYTES
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, FilePart, Frame
 from goondan.schemas.wire.runtime_events import Observe, RuntimeEvent
@@ -149,16 +151,24 @@ class Turn:
     def _read_file(self, state_dir: str) -> None:
         """Have the file read, unless it is being read."""
         if self._reading is None:
-            self.progress.begin_file()
             self._reading = asyncio.ensure_future(self._fill(state_dir))
 
     async def _fill(self, state_dir: str) -> None:
-        found = None
         with suppress(GoondanError):  # it cannot be read now; at the end readers are told what is missing
-            found = await asyncio.to_thread(stored.read_turn, state_dir, self.agent, self.instance, self.event_id)
+            await self.take_file(state_dir)
         self._reading = None
-        self.progress.fill(found)
         self.change()
+
+    async def take_file(self, state_dir: str) -> Answer | None:
+        """Take over what the conversation file has. Returns the answer in it. Raises GoondanError E_STATE."""
+        self.progress.begin_file()
+        found = None
+        try:
+            found = await asyncio.to_thread(stored_turns.read_turn, state_dir, self.agent, self.instance, self.event_id)
+        finally:
+            self.progress.fill(found)
+            self.change()
+        return None if found is None else found.answer
 
 
 class _Watcher:
@@ -227,13 +237,17 @@ def _agents(place: BundleTarget) -> list[AgentRow]:
     return [AgentRow(name, name == plan.entry_agent) for name in names]
 
 
+def _lay_down(session: Session, files: Sequence[tuple[bytes, str]]) -> list[FilePart]:
+    with ExitStack() as closing:
+        return session.lay_down([closing.enter_context(opened_data(data, name)) for data, name in files])
+
+
 class Swarm:
     """The kernel of one bundle, for all requests of the door. Use it with `async with`; nothing is looked for then."""
 
     def __init__(self, place: BundleTarget) -> None:
         self.place = place
-        self._open: tuple[Kernel, Session] | None = None
-        self._opening: asyncio.Task[Session] | None = None
+        self._joined = Joined(self._find)
         self._run = os.urandom(8).hex()
         self._count = 0
         self._turns: dict[str, Turn] = {}
@@ -250,9 +264,9 @@ class Swarm:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for task in (*self._tasks, *([] if self._opening is None else [self._opening])):
+        for task in self._tasks:
             task.cancel()
-        await self._leave()
+        await self._joined.leave()
 
     def new_id(self) -> str:
         """An event id that nobody else uses."""
@@ -308,7 +322,7 @@ class Swarm:
         """The turn of a message that was sent, perhaps by another door. Raises GoondanError E_EVENT_NOT_FOUND."""
         if (turn := self._turns.get(event_id)) is not None:
             return turn
-        found = await asyncio.to_thread(stored.instance_of, self.state_dir, event_id)
+        found = await asyncio.to_thread(stored_turns.instance_of, self.state_dir, event_id)
         if found is None and place is not None and await self._waits(event_id, place):
             found = place
         if found is None:
@@ -317,16 +331,21 @@ class Swarm:
 
     async def cancel(self, event_id: str, timeout_s: float | None = None) -> str:
         """Cancel a message and wait until it has ended. Returns how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
-        return await self._once(lambda session: session.cancel(event_id, timeout_s))
+        return await (await self._joined.session()).cancel(event_id, timeout_s)
 
     async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
         """Ask the broker itself. Raises GoondanError."""
-        return await self._once(lambda session: session.admin(request, timeout_s))
+        return await (await self._joined.session()).admin(request, timeout_s)
 
-    async def lay_down(self, files: Sequence[OpenFile]) -> list[FilePart]:
-        """Copy the files of a message to where its event names them. Raises the errors of Session.lay_down."""
-        session = await self._session()
-        return await asyncio.to_thread(session.lay_down, files)
+    async def lay_down(self, files: Sequence[tuple[bytes, str]]) -> list[FilePart]:
+        """Copy the files of a message, each its content and its name, to where its event names them.
+
+        Raises GoondanError: E_FILE_INVALID, and the errors of Session.lay_down.
+        """
+        size = sum(len(data) for data, _ in files)
+        if size > MAX_MESSAGE_BYTES:
+            raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {MAX_MESSAGE_BYTES}")
+        return await asyncio.to_thread(_lay_down, await self._joined.session(), files) if files else []
 
     async def agents(self) -> list[AgentRow]:
         """The agents of the bundle, the entry agent first. Raises GoondanError when the bundle cannot be read."""
@@ -337,8 +356,8 @@ class Swarm:
 
     async def entry_agent(self) -> str | None:
         """The agent that gets messages which name none. Raises GoondanError E_KERNEL_NOT_RUNNING."""
-        await self._session()
-        return None if self._open is None else self._open[0].entry_agent
+        await self._joined.session()
+        return None if self._joined.kernel is None else self._joined.kernel.entry_agent
 
     # --- turns
 
@@ -421,12 +440,12 @@ class Swarm:
         try:
             while True:
                 with suppress(GoondanError):  # without it the turn is looked at now and then
-                    await seen.begin(await self._session())
+                    await seen.begin(await self._joined.session())
                 waits = True
-                if (answer := await self._stored_answer(turn)) is None:
+                if (answer := await turn.take_file(self.state_dir)) is None:
                     waits = await self._waits(turn.event_id, (turn.agent, turn.instance))
                 if not waits:  # it may have ended just now
-                    answer = await self._stored_answer(turn)
+                    answer = await turn.take_file(self.state_dir)
                 if answer is not None:
                     return answer
                 if not waits:
@@ -434,14 +453,6 @@ class Swarm:
                 await seen.wait()
         finally:
             seen.close()
-
-    async def _stored_answer(self, turn: Turn) -> Answer | None:
-        """The answer in the conversation file. What that has of the turn is told to its readers."""
-        turn.progress.begin_file()
-        found = await asyncio.to_thread(stored.read_turn, self.state_dir, turn.agent, turn.instance, turn.event_id)
-        turn.progress.fill(found)
-        turn.change()
-        return None if found is None else found.answer
 
     async def _waits(self, event_id: str, place: tuple[str, str]) -> bool:
         """Whether a message waits for an instance, or is worked on."""
@@ -451,9 +462,6 @@ class Swarm:
 
     # --- the link
 
-    async def _once(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
-        return await work(await self._session())
-
     async def _again(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
         """Do something that may be done again, until a kernel has lived long enough for it. Raises GoondanError when
         none came back in time; at once when none was there.
@@ -462,7 +470,7 @@ class Swarm:
         until = 0.0
         while True:
             try:
-                session = await self._session()
+                session = await self._joined.session()
             except GoondanError as error:
                 if error.info.code not in (*LOST, "E_KERNEL_NOT_RUNNING") or loop.time() >= until:
                     raise
@@ -475,33 +483,10 @@ class Swarm:
                 until = loop.time() + RETURN_S
             await asyncio.sleep(LOOK_S)
 
-    async def _session(self) -> Session:
-        """The open session, or a new one. Those who need one at once wait for the same."""
-        if self._open is not None and not self._open[1].over:
-            return self._open[1]
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.ensure_future(self._join())
-        return await asyncio.shield(self._opening)
-
-    async def _join(self) -> Session:
-        await self._leave()
-        kernel = await asyncio.to_thread(hold, self.place)
-        if kernel is None:
+    def _find(self) -> Kernel:
+        if (kernel := hold(self.place)) is None:
             raise fail("E_KERNEL_NOT_RUNNING", "no kernel runs the bundle of this door")
-        session = Session(kernel)
-        try:
-            await session.__aenter__()
-        except BaseException:
-            await asyncio.to_thread(kernel.finish)
-            raise
-        self._open = kernel, session
-        return session
-
-    async def _leave(self) -> None:
-        if self._open is not None:
-            (kernel, session), self._open = self._open, None
-            await session.__aexit__()
-            await asyncio.to_thread(kernel.finish)
+        return kernel
 
 
 #: How the broker begins to say that an event id was used for something else (kernel/broker/routing/intake.py).

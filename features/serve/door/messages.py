@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -21,14 +21,13 @@ from msgspec import Meta, Struct
 from starlette.responses import Response, StreamingResponse
 
 from goondan.features.serve.api.problems import document, problem
-from goondan.features.serve.api.progress import News, Position, position_of
 from goondan.features.serve.api.routing import PREFIX, Asked, Operation, json_answer
 from goondan.features.serve.api.swarm import ID_IN_USE, IDLE, Swarm, Turn
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.output import answer_document
 from goondan.kernel.cli.rules import batch
-from goondan.kernel.cli.session import OpenFile
 from goondan.kernel.cli.state import absolute_workdir
+from goondan.kernel.traces.rules.progress import News, Position, position_of
 from goondan.schemas.wire import blobs, frames, spans, usage
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -223,7 +222,7 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
         if not asked.caller.may("operate"):
             raise fail("E_FORBIDDEN", "a `workdir` takes a token with the role operate")
         workdir = absolute_workdir(workdir, asked.swarm.place)
-    files = await _lay_down(asked.swarm, sent.files) if sent.files else []
+    files = await asked.swarm.lay_down([(file.data, file.name or "") for file in sent.files])
     key = batch.check_instance(sent.instance)
     return Message(
         *(agent, key, sent.text),
@@ -233,25 +232,6 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
         parent_span_id=span_id,
         files=files,
     )
-
-
-async def _lay_down(swarm: Swarm, files: list[SentFile]) -> list[frames.FilePart]:
-    size = sum(len(file.data) for file in files)
-    if size > blobs.MAX_MESSAGE_BYTES:
-        raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {blobs.MAX_MESSAGE_BYTES}")
-    with ExitStack() as closing:
-        opened = []
-        for file in files:
-            media_type = blobs.media_type_of(file.data)
-            if media_type is None or len(file.data) > blobs.MAX_FILE_BYTES:
-                limit = f"png, jpeg, gif, webp or PDF of at most {blobs.MAX_FILE_BYTES} bytes"
-                raise fail("E_FILE_INVALID", f"the file {(file.name or '')[:100]!r} is no {limit}")
-            descriptor = os.memfd_create("sent", os.MFD_CLOEXEC)
-            closing.callback(os.close, descriptor)
-            with open(os.dup(descriptor), "wb") as writing:
-                writing.write(file.data)
-            opened.append(OpenFile(descriptor, len(file.data), media_type, file.name or ""))
-        return await swarm.lay_down(opened)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

@@ -135,48 +135,22 @@ def _row(
 
 
 _DEAD: Final = "/dead-letters/{id}"
+_WAITS: Final = Question("why", rows=("waits", "stuck"))
+_LETTERS: Final = Question("dead.list", rows=("events",))
+_REQUEUE: Final = Question("dead.requeue", "eventId", first="dead.show")
+_DROP: Final = Question("dead.drop", "eventId", first="dead.show")
+_CALLS: Final = Question("approve.list", rows=("items", "answered"))
+_DECIDE: Final = Question("approve.answer", "id", first="approve.show")
+_USED: Final = Question("budget", rows=("trees",))
 OPERATIONS: Final = (
     Operation("getMailbox", "GET", "/mailbox", "look", "What waits for an instance.", mailbox, query=Mailbox),
-    _row("listWaits", "GET", "/waits", "Who waits for whom.", Question("why", rows=("waits", "stuck")), query=OfEvent),
-    _row("listDeadLetters", "GET", "/dead-letters", "Messages given up.", Question("dead.list", rows=("events",))),
+    _row("listWaits", "GET", "/waits", "Who waits for whom.", _WAITS, query=OfEvent),
+    _row("listDeadLetters", "GET", "/dead-letters", "Messages given up.", _LETTERS),
     _row("getDeadLetter", "GET", _DEAD, "One, with what it asked.", Question("dead.show", "eventId")),
-    _row(
-        "requeueDeadLetter",
-        "POST",
-        f"{_DEAD}/requeue",
-        "Send it again, as a new message.",
-        Question("dead.requeue", "eventId", rows=(), first="dead.show"),
-    ),
-    _row(
-        "dropDeadLetter",
-        "POST",
-        f"{_DEAD}/drop",
-        "Forget it.",
-        Question("dead.drop", "eventId", rows=(), first="dead.show"),
-    ),
-    _row(
-        "listApprovals",
-        "GET",
-        "/approvals",
-        "Calls that wait for a person.",
-        Question("approve.list", rows=("items", "answered")),
-        query=Items,
-    ),
+    _row("requeueDeadLetter", "POST", f"{_DEAD}/requeue", "Send it again, as a new message.", _REQUEUE),
+    _row("dropDeadLetter", "POST", f"{_DEAD}/drop", "Forget it.", _DROP),
+    _row("listApprovals", "GET", "/approvals", "Calls that wait for a person.", _CALLS, query=Items),
     _row("getApproval", "GET", "/approvals/{id}", "One, with all arguments.", Question("approve.show", "id")),
-    _row(
-        "decideApproval",
-        "POST",
-        "/approvals/{id}",
-        "Decide about it.",
-        Question("approve.answer", "id", rows=(), first="approve.show"),
-        body=Decision,
-    ),
-    _row(
-        "listBudgets",
-        "GET",
-        "/budgets",
-        "What messages have used of their budgets.",
-        Question("budget", rows=("trees",)),
-        query=OfEvent,
-    ),
+    _row("decideApproval", "POST", "/approvals/{id}", "Decide about it.", _DECIDE, body=Decision),
+    _row("listBudgets", "GET", "/budgets", "What messages have used of their budgets.", _USED, query=OfEvent),
 )

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from goondan.features.openai_door import door
 from goondan.features.serve.api import Caller, status_of
-from goondan.features.serve.api.progress import END, News
 from goondan.kernel.cli.one_message import Message
+from goondan.kernel.traces.rules.progress import END, News
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, ErrorPayload, FilePart
 from goondan.schemas.wire.usage import Usage
@@ -95,9 +95,7 @@ class FakeSwarm:
         return "cancelled"
 
     async def lay_down(self, files: Any) -> list[FilePart]:
-        import os
-
-        self.files += [os.pread(file.descriptor, file.size, 0) for file in files]
+        self.files += [data for data, _ in files]
         return []
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from goondan.features.openai_door.door import TABLES
 from goondan.features.openai_door.door.rules import answers, requests
 from goondan.features.openai_door.door.rules.pieces import BETWEEN, Pieces
-from goondan.features.serve.api.progress import News
+from goondan.kernel.traces.rules.progress import News
 from goondan.schemas.wire.frames import Answer
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.features.openai_door.conftest import FakeSwarm, chunks, completed, failed, pieces, until_cancelled

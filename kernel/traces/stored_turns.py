@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.features.serve.api.progress import Call, Stored
-from goondan.kernel.traces.conversations import place_of, read_file
+from goondan.kernel.traces.conversations import OF_TURN, place_of, read_file
+from goondan.kernel.traces.rules.progress import Call, Stored
 from goondan.schemas.system import trace_index
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire import codec, frames
@@ -24,12 +24,6 @@ _TURN: Final = "SELECT turn_id, status, answer, first_note FROM turns WHERE even
 _STEPS: Final = (
     "SELECT type, detail FROM runtime_events WHERE seq >= ? AND turn_id = ? "
     "AND type IN ('step.started', 'model.answered') ORDER BY seq"
-)
-#: The digits of a position stand between `.` and `.:`. A message that replaces another one comes behind it.
-_MESSAGES: Final = (
-    "SELECT message FROM (SELECT message FROM base WHERE id > ?1 AND id < ?2 ORDER BY seq) "
-    "UNION ALL SELECT message FROM (SELECT message FROM events WHERE turn_id = ?3 AND message IS NOT NULL "
-    "ORDER BY position)"
 )
 
 
@@ -60,7 +54,7 @@ def _read(db: sqlite3.Connection, event_id: str) -> Stored | None:
             answered.append(number)
     said: dict[str, dict[str, Any]] = {}
     ends: dict[str, tuple[str, str | None]] = {}
-    for (data,) in db.execute(_MESSAGES, (f"{turn_id}.", f"{turn_id}.:", turn_id)):
+    for (data,) in db.execute(OF_TURN, (event_id,)):
         try:
             message = msgspec.msgpack.decode(data)
             found = message["data"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.features.serve.api.progress import END, Call, News, Position, Progress, Reader, Stored, position_of
+from goondan.kernel.traces.rules.progress import END, Call, News, Position, Progress, Reader, Stored, position_of
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: A step: texts that were begun and are void, the text that is stored, the calls (id, how each ends).

@@ -5,7 +5,7 @@ and whole: a message of the model is stored before anything that follows from it
 reader gets text as it comes, and of every step in the end exactly what is stored.
 
 A reader's place is a Position. It says what the reader has got and nothing of this process, so it is good for every
-door of the same kernel, also for one that was started since.
+program that reads turns of the same kernel, also for one that was started since.
 
 Rules.
 - Text goes out as far as it was heard without a gap. Where something was lost, a step waits for the conversation file,
