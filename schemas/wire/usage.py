@@ -20,6 +20,8 @@ from msgspec import Meta, Struct
 NANO: Final = 1_000_000_000
 #: The highest cost that is counted (billionths): the highest limit of money. The journal's numbers have 64 bits.
 MAX_COST: Final = 10**9 * NANO
+#: What is more than any sum of amounts. Such a number in a file would be no float.
+_NO_AMOUNT: Final = 1 << 100
 #: A price is for so many tokens.
 _PRICED: Final = 1_000_000
 
@@ -171,9 +173,10 @@ def encode_used(used: Used) -> bytes:
 def read_used(value: object) -> Used | None:
     """The amount in a row; None when it cannot be read."""
     try:
-        return msgspec.json.decode(value, type=Used) if isinstance(value, bytes | str) else None
+        used = msgspec.json.decode(value, type=Used) if isinstance(value, bytes | str) else None
     except (msgspec.DecodeError, UnicodeError):
         return None
+    return used if used is None or max(map(abs, msgspec.structs.astuple(used))) < _NO_AMOUNT else None
 
 
 def used_of(usage: Usage) -> tuple[str | None, Used]:

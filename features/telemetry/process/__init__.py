@@ -18,10 +18,10 @@ from goondan.kernel.supervisor.programs import Program
 #: "true": texts, arguments and results are exported as well.
 CONTENTS: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 #: Variables of each of which there is one for traces and one for everything.
-_BOTH: Final = ("ENDPOINT", "PROTOCOL", "TIMEOUT", "COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+_BOTH: Final = ("PROTOCOL", "TIMEOUT", "COMPRESSION", "CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
 _OTLP: Final = [f"OTEL_EXPORTER_OTLP{of}_{name}" for name in _BOTH for of in ("", "_TRACES")]
-#: Keys for the collector. They come on a descriptor.
-SECRETS: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+#: Where the collector is, and keys for it, which an address may have, too. They come on a descriptor.
+SECRETS: Final = tuple(f"OTEL_EXPORTER_OTLP{of}_{name}" for name in ("ENDPOINT", "HEADERS") for of in ("", "_TRACES"))
 
 
 #: The collector may be behind the same proxy as the servers of models.

@@ -17,6 +17,7 @@ from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, Literal, NamedTuple
 
 import requests
+import requests.auth
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -51,6 +52,12 @@ def meaning(status: int) -> Outcome:
     return "smaller" if status == 413 else "bad" if status in (400, 422, 500) else "later"
 
 
+def _of_address(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Who we are, as the address says: `https://name:key@host`."""
+    name, key = requests.utils.get_auth_from_url(request.url or "")
+    return requests.auth.HTTPBasicAuth(name, key)(request) if name or key else request
+
+
 class Collector(requests.Session):
     """The collector of the environment. Raises what OpenTelemetry raises for variables that it does not understand."""
 
@@ -59,7 +66,7 @@ class Collector(requests.Session):
         for noisy in ("opentelemetry", "urllib3", "requests"):
             logging.getLogger(noisy).setLevel(logging.CRITICAL)  # they write what a server has said
         self._last = Sent("later")
-        self.auth = lambda request: request  # else a file of the user's home may have a password for this host
+        self.auth = _of_address  # else a file of the user's home may have a password for this host
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         given = [os.environ.get(f"OTEL_EXPORTER_OTLP{of}_CERTIFICATE") for of in ("_TRACES", "")]
         trusted = next(filter(None, [*given, *places()]), None)
@@ -86,6 +93,6 @@ class Collector(requests.Session):
         answer.close()  # unread
         retry_s = 0.0
         with suppress(ValueError):
-            retry_s = min(max(float(answer.headers.get("Retry-After", "")), 0.0), MAX_WAIT_S)
+            retry_s = min(max(0.0, float(answer.headers.get("Retry-After", ""))), MAX_WAIT_S)  # in this order: nan is 0
         self._last = Sent(meaning(answer.status_code or 0), retry_s, f"it answered {answer.status_code}")
         return answer

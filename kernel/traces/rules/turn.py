@@ -404,7 +404,10 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.paused_ms += detail.paused_ms
     call.waited_ms += detail.waited_ms
     call.tries = [*call.tries, *detail.tries][: turn_notes.MAX_TRIES]
-    call.add(detail, {} if detail.money is None else {detail.currency or "USD": detail.money / usage.NANO})
+    call.add(
+        detail,
+        {} if detail.money is None else {detail.currency or "USD": min(detail.money, usage.MAX_COST) / usage.NANO},
+    )
     call.asked = detail.asked
     call.left_out, call.shortened = detail.left_out, detail.shortened
     call.cut_off = detail.cut_off

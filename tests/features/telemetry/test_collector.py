@@ -168,6 +168,8 @@ def test_a_collector_that_has_no_time_says_for_how_long(server: Server) -> None:
     assert sender.deliver(spans()) == Sent("later", 77.0, "it answered 429")
     server.answer = lambda request: say(request, 503, Retry_After="1e999")
     assert sender.deliver(spans()).retry_s == collector.MAX_WAIT_S
+    server.answer = lambda request: say(request, 503, Retry_After="nan")
+    assert sender.deliver(spans()).retry_s == 0.0
     assert "cookie" not in server.headers[-1]
 
 
@@ -195,7 +197,10 @@ def test_a_hundred_megabytes_back_are_not_read(server: Server) -> None:
     assert sent < 50
 
 
-def test_a_collector_that_closes_or_says_nothing_or_no_http_is_tried_again_later(server: Server) -> None:
+def test_a_collector_that_closes_or_says_nothing_or_no_http_is_tried_again_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
     sender = Collector()
     server.answer = lambda request: request.connection.shutdown(socket.SHUT_RDWR)
     assert sender.deliver(spans()).outcome == "later"
@@ -268,3 +273,11 @@ def test_the_end_of_the_program_waits_for_no_collector(server: Server) -> None:
     subprocess.run([sys.executable, "-c", code], timeout=20, check=True, env=environment)
     let_go.set()
     assert time.monotonic() - began < 7
+
+
+def test_a_name_and_a_key_may_stand_in_the_address(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://me:k%40y@127.0.0.1:{server.server_port}")
+    server.answer = lambda request: say(request, 401)
+    assert Collector().deliver(spans()).why == "it answered 401"
+    assert server.headers[0]["authorization"] == "Basic bWU6a0B5"
+    assert server.headers[0]["host"] == f"127.0.0.1:{server.server_port}"

@@ -265,7 +265,12 @@ def test_what_files_say_is_not_believed(rig: Rig) -> None:
         [
             ("turn.started", 0, '{"traceId": 7}', "x"),
             ("step.started", 50, "none", "x"),
-            ("model.answered", 40, '{"step": 1, "model": "", "inputTokens": 99999999999999999999}', step),
+            (
+                "model.answered",
+                40,
+                '{"step": 1, "model": "", "inputTokens": 99999999999999999999, "money": 1' + "0" * 400 + "}",
+                step,
+            ),
             ("tool.called", 60, encode_detail(CallDetail("c\x1b[2J", "t\u202e\x1b]0;x\x07" + "n" * 9000)), step),
             ("tool.completed", 61, "not JSON", step),
             ("later.kind", 61, "\x00", step),

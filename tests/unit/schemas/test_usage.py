@@ -25,6 +25,7 @@ def test_a_row_is_read_as_it_was_written(part: Part, used: Used) -> None:
 def test_what_is_no_row_is_nothing() -> None:
     assert [part_of(name) for name in ("epoch", "usage/", "usage/2026-11-23", "usages/a/b/c")] == [None] * 4
     assert [read_used(value) for value in (None, 7, b"", b"{}", b"[1,2", '["a"]')] == [None] * 6
+    assert [read_used(b"[1,%s1%s]" % (sign, b"0" * 400)) for sign in (b"", b"-")] == [None] * 2  # no float has it
 
 
 def test_sums_have_a_cost_where_there_is_one_currency() -> None:

@@ -59,7 +59,7 @@ def model() -> Iterator[ScriptedModel]:
 @pytest.fixture(scope="module")
 def kernel(port: int, model: ScriptedModel) -> Iterator[Sandbox]:
     variables = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://me:{KEY}@127.0.0.1:{port}",
         "OTEL_EXPORTER_OTLP_HEADERS": f"api-key={KEY}",
         "OTEL_EXPORTER_OTLP_TIMEOUT": "2",
         "GOONDAN_TRACEPARENT": "1",
