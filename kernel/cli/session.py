@@ -54,10 +54,16 @@ def opened_files(paths: Sequence[str]) -> Iterator[list[OpenFile]]:
         raise fail("E_FILE_INVALID", f"{len(paths)} files with one message, limit {blobs.MAX_FILES}")
     with ExitStack() as closing:
         opened = [_open(path, closing) for path in paths]
-        size = sum(file.size for file in opened)
-        if size > blobs.MAX_MESSAGE_BYTES:
-            raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {blobs.MAX_MESSAGE_BYTES}")
+        check_together(opened)
         yield opened
+
+
+def check_together(files: Sequence[OpenFile]) -> None:
+    """Raise GoondanError E_FILE_INVALID unless these may go with one message."""
+    if len(files) > blobs.MAX_FILES:
+        raise fail("E_FILE_INVALID", f"more than {blobs.MAX_FILES} files with one message")
+    if (size := sum(file.size for file in files)) > blobs.MAX_MESSAGE_BYTES:
+        raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {blobs.MAX_MESSAGE_BYTES}")
 
 
 @contextmanager

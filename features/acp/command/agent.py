@@ -37,7 +37,7 @@ from goondan.kernel.cli.console.streams import LineStreams
 from goondan.kernel.cli.joined import Joined
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules.plain import one_line
-from goondan.kernel.cli.session import CANCEL_S, Session, opened_data, opened_files
+from goondan.kernel.cli.session import CANCEL_S, Session, check_together, opened_data, opened_files
 from goondan.kernel.cli.state import BundleTarget, absolute_workdir
 from goondan.kernel.traces.conversations import instances, messages, turn_messages
 from goondan.schemas.bundle.address import instance_dir
@@ -52,8 +52,7 @@ MAX_LINE: Final = 32 << 20
 #: The most sessions that are open at once.
 MAX_SESSIONS: Final = 256
 #: The most sessions in a list, and messages of an agent that are replayed: the newest.
-MAX_LISTED: Final = 200
-MAX_REPLAYED: Final = 10_000
+MAX_LISTED, MAX_REPLAYED = 200, 10_000
 #: The longest title, and the longest name in an error (characters).
 SHOWN: Final = 160
 #: The most live events that wait for the client. An agent sends some thirty a second.
@@ -91,7 +90,7 @@ class Agent:
     def __init__(self, place: BundleTarget, only: str | None, transport: Messages) -> None:
         self.place = place
         self.swarm = Joined(self._find, self._follow)
-        self.client = Connection(self._handle, transport, listening=False)
+        self.client = Connection(transport.working(self._handle), transport, listening=False)
         self._route = build_agent_router(self, use_unstable_protocol=True)  # type: ignore[arg-type]
         self._only = only
         self._agents: list[str] = []  # the one that answers first, and the others
@@ -184,7 +183,7 @@ class Agent:
             raise RequestError(INVALID_PARAMS, one_line(f"{method}: {where}: {first['msg']}", 300)) from None
         except GoondanError as error:
             info = error.info
-            code = INVALID_PARAMS if info.code in ("E_USAGE", "E_FILE_INVALID") else INTERNAL_ERROR
+            code = INVALID_PARAMS if info.code in ("E_USAGE", "E_FILE_INVALID", "E_SANDBOX_DENIED") else INTERNAL_ERROR
             advice = f" {info.suggestion}" if info.suggestion and info.suggestion != CODES["E_USAGE"] else ""
             raise RequestError(code, f"{info.message} [{info.code}]{advice}", {"code": info.code}) from None
 
@@ -192,8 +191,8 @@ class Agent:
         """A kernel, and what there is in its bundle."""
         place, kernel = self.place, attach_or_start(self.place, ())
         found = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy).checked
-        names = sorted(found.agents.keys() - {OPERATOR_AGENT})
-        first = self._only or kernel.entry_agent or ""
+        names = sorted({*found.agents, kernel.entry_agent or ""} - {OPERATOR_AGENT, ""})
+        first = self._only or kernel.entry_agent
         if first not in names:
             kernel.finish()
             raise fail("E_AGENT_NOT_FOUND", f"the bundle has no agent {first!r}; it has {', '.join(names)}")
@@ -215,6 +214,8 @@ class Agent:
         before = self._sessions.get(session_id)
         if len(self._sessions) >= MAX_SESSIONS if before is None else before.over is not None:
             raise RequestError(prompts.INVALID_REQUEST, f"a prompt is under way, or {MAX_SESSIONS} sessions are open")
+        if not cwd.startswith("/"):
+            raise fail("E_USAGE", f"the folder {one_line(cwd, SHOWN)!r} is no absolute path")
         session = self._sessions[session_id] = Conversation(self, session_id, agent, absolute_workdir(cwd, self.place))
         records.keep_session(self.place.state_dir, session_id, session.cwd, agent, "")
         if refused := {server.name for server in mcp_servers or ()} - self._servers:
@@ -234,7 +235,7 @@ class Conversation:
 
     def __init__(self, side: Agent, session_id: str, agent: str, cwd: str) -> None:
         self._side = side
-        self._granted: bool | None = None  # None: nobody was asked yet whether tools may work in the editor's folder
+        self._granted: dict[str, bool] = {}  # what was said of folders, each without links
         self._cancelled = False
         self._session: Session | None = None
         self._asking: dict[str, asyncio.Future[Any]] = {}  # what the client is asked, by a name
@@ -263,9 +264,8 @@ class Conversation:
             told = await self._turn(self._session, blocks)
             return {**told, "stopReason": "cancelled"} if self._cancelled else told
         finally:
-            for asking in self._asking.values():
-                asking.cancel()
-            self._asking.clear()
+            while self._asking:
+                self._asking.popitem()[1].cancel()
             self.over.set_result(None)
             self.over, self.event_id = None, ""
 
@@ -288,38 +288,33 @@ class Conversation:
     # --- inside
 
     async def _turn(self, session: Session, blocks: Sequence[dict[str, Any]]) -> Result:
-        state_dir, agent, folder = self._side.place.state_dir, self.agent, one_line(self.cwd, SHOWN)
-        if self._granted is None:
-            granted = await self._grant(state_dir)
-            if self._cancelled:
-                return {}
-            self._granted = granted
-            if not granted:
-                self.notes.append(f"Tools do not work in {folder}, as you said. `gdn acp --ask-again` asks again.")
-        own = f"{instance_dir(state_dir, agent, self.key)}/workspace"
-        workdir = self.cwd if self._granted else None
-        said = prompts.read_prompt(blocks, workdir or own)
+        state_dir, agent = self._side.place.state_dir, self.agent
+        workdir = None if self._cancelled else await self._workdir(state_dir)
+        if workdir is None and self._cancelled:
+            return {}
+        here = self.cwd if workdir else f"{instance_dir(state_dir, agent, self.key)}/workspace"  # with its links
+        said = prompts.read_prompt(blocks, here)
         text = "\n".join(block.text for block in said if block.text)
-        files = await asyncio.to_thread(_lay_down, session, said, os.path.realpath(workdir or own))
+        files = await asyncio.to_thread(_lay_down, session, said, workdir or os.path.realpath(here))
         records.keep_session(state_dir, self.id, self.cwd, agent, one_line(text, SHOWN))
         while self.notes:
             await self.tell(updates.chunk(updates.CHUNKS["text"], self.notes.pop(0) + "\n\n"))
         if self._cancelled:
             return {}
         self.event_id = event_id = session.new_id()  # from here to the question nothing is waited for
-        telling = updates.Telling(event_id, workdir or own)
+        telling = updates.Telling(event_id, here)
         stored = state_dir, agent, self.key, event_id
-        news: asyncio.Queue[RuntimeEvent | None] = asyncio.Queue(MAX_WAITING)
+        news: asyncio.Queue[RuntimeEvent | None] = asyncio.Queue()
 
         def hear(event: RuntimeEvent) -> None:
-            if not news.full():  # else it comes from what is stored
+            if news.qsize() < MAX_WAITING:  # else it comes from what is stored
                 news.put_nowait(event)
 
         message = Message(agent, self.key, text, event_id=event_id, workdir=workdir, files=files)
         following = asyncio.ensure_future(self._follow(telling, news, stored))
         try:
             answer = await session.ask(message, listener=hear)
-            await news.put(None)
+            news.put_nowait(None)
             await following
         finally:
             following.cancel()
@@ -333,16 +328,23 @@ class Conversation:
             for update in [*telling.stored(found), *telling.hear(event)]:
                 await self.tell(update)
 
-    async def _grant(self, state_dir: str) -> bool:
-        """Whether tools may work in the editor's folder. A client that does not say means no."""
-        folder = os.path.realpath(self.cwd)
-        granted: bool | None = records.read(state_dir)["folders"].get(folder)
+    async def _workdir(self, state_dir: str) -> str | None:
+        """The editor's folder if tools may work in it, without links: a yes is for the folder that was shown, wherever
+        a link leads later. A client that does not say means no. Raises GoondanError.
+        """
+        folder = absolute_workdir(os.path.realpath(self.cwd), self._side.place)
+        granted, shown = {**records.read(state_dir)["folders"], **self._granted}.get(folder), one_line(folder, SHOWN)
         if granted is None:
-            said = await self._choose("folder", {"title": f"Let tools work in {one_line(folder, SHOWN)}?"}, FOLDER)
+            said = await self._choose("folder", {"title": f"Let tools work in {shown}?"}, FOLDER)
             granted = said in ("allow_always", "allow_once")
             if said in ("allow_always", "reject_always"):
                 records.change(state_dir, lambda kept: kept["folders"].update({folder: granted}))
-        return granted
+            if self._cancelled:
+                return None
+        if not (granted or folder in self._granted):
+            self.notes.append(f"Tools do not work in {shown}, as you said. `gdn acp --ask-again` asks again.")
+        self._granted[folder] = granted
+        return folder if granted else None
 
     async def _choose(self, name: str, call: Result, answers: Mapping[str, str]) -> str | None:
         """Have a person choose one of the answers, by its kind. None: the client has cancelled, or cannot ask."""
@@ -353,8 +355,8 @@ class Conversation:
         self._asking.setdefault(name, asking)
         await asyncio.wait({asking})
         with suppress(RequestError, LookupError, TypeError):
-            if not asking.cancelled() and (chosen := asking.result()["outcome"]["optionId"]) in answers:
-                return str(chosen)
+            said = {} if asking.cancelled() else asking.result()["outcome"]
+            return said["optionId"] if said["outcome"] == "selected" and said["optionId"] in answers else None
         return None
 
     async def _permission(self, waiting: Waiting, asked: Questions) -> None:
@@ -384,4 +386,5 @@ def _lay_down(session: Session, said: Sequence[prompts.Said], folder: str) -> li
                     [file] = closing.enter_context(opened_files([block.path]))
                     if within(os.readlink(f"/proc/self/fd/{file.descriptor}"), folder):  # a link may lead elsewhere
                         files.append(file)
+            check_together(files)
         return session.lay_down(files)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from acp.schema import PromptResponse, SessionNotification
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goondan.features.acp.command.rules import updates
@@ -81,6 +81,7 @@ def test_what_was_lost_comes_from_the_answer() -> None:
     assert spoken(telling.end(answered("Hello world!"), [])) == "lo world!"
 
 
+@settings(max_examples=40)
 @given(
     st.text(min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)), max_size=12),

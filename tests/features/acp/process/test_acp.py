@@ -209,6 +209,89 @@ def test_tools_work_in_the_editors_folder_only_after_a_yes(one: Editor, kernel: 
     assert "is no directory" in none["message"]
 
 
+def test_a_yes_is_for_the_folder_that_was_shown(one: Editor, kernel: Sandbox) -> None:
+    """The editor's folder may be a link, and a tool that works above it can lead it elsewhere."""
+    shown, elsewhere, link = (kernel.home / name for name in ("shown", "elsewhere", "link"))
+    shown.mkdir()
+    elsewhere.mkdir()
+    link.symlink_to(shown)
+    session = one.new(str(link))
+    one.prompt(session, "hello")
+    link.unlink()
+    link.symlink_to(elsewhere)
+    one.choose = lambda asked: "reject_once"
+    one.prompt(session, exec_call("touch here"))
+    titles = [asked["toolCall"]["title"] for asked in one.permissions]
+    assert titles == [f"Let tools work in {shown}?", f"Let tools work in {elsewhere}?"]
+    assert not any(elsewhere.iterdir())
+    link.unlink()
+    link.symlink_to(kernel.env["GOONDAN_STATE_ROOT"])
+    refused = one.refusal("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hello"}])
+    assert (refused["code"], refused["data"]) == (-32602, {"code": "E_SANDBOX_DENIED"})
+
+
+def test_only_an_option_that_was_chosen_is_a_yes(one: Editor, kernel: Sandbox) -> None:
+    yes, rubbish = "allow_always", (1, None, [], {}, {"outcome": None}, {"outcome": "selected"}, {"outcome": []})
+    outcomes: tuple[dict[str, Any], ...] = (
+        {"outcome": "cancelled", "optionId": yes},
+        {"optionId": yes},
+        {"outcome": "selected"},
+        {"outcome": "selected", "optionId": [yes]},
+        {"outcome": "selected", "optionId": "allow"},
+    )
+    answers = [{"result": result} for result in (*rubbish, *({"outcome": outcome} for outcome in outcomes))]
+    one.choose = lambda asked: None
+    for number, answer in enumerate([*answers, {"error": {"code": "x", "message": [], "data": 1}}]):
+        folder = kernel.home / f"unsaid{number}"
+        folder.mkdir()
+        asked = one.begin_prompt(one.new(str(folder)), "hello")
+        while (message := one.next() or {}).get("method") != "session/request_permission":
+            pass
+        one.say(id=message["id"], **answer)
+        one.say(id=message["id"], result={"outcome": {"outcome": "selected", "optionId": yes}})
+        assert one.end_of(asked)["result"]["stopReason"] == "end_turn", answer
+        assert f"Tools do not work in {folder}" in one.said, answer
+
+
+def test_a_folder_that_is_none_is_refused(one: Editor, kernel: Sandbox) -> None:
+    odd = os.fsencode(kernel.home) + b"/\xff"
+    os.mkdir(odd)
+    os.symlink(odd, kernel.home / "odd")
+    relative = ("", ".", "..", "~", "work")
+    for cwd in (*relative, "/etc/passwd", "/none", "/" + "x" * 5000, "/\0", kernel.env["GOONDAN_STATE_ROOT"]):
+        refused = one.refusal("session/new", cwd=cwd, mcpServers=[])
+        assert refused["code"] == -32602, cwd
+        assert ("no absolute path" in refused["message"]) == (cwd in relative), cwd
+    session = one.new(str(kernel.home / "odd"))
+    refused = one.refusal("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hello"}])
+    assert "cannot be sent" in refused["message"]
+
+
+def test_more_files_than_a_message_takes_are_not_copied(one: Editor, kernel: Sandbox, work: str) -> None:
+    links = []
+    for number in range(40):
+        path = Path(work, f"{number}.png")
+        path.write_bytes(PNG + bytes([number]))
+        links.append({"type": "resource_link", "uri": path.as_uri(), "name": path.name})
+    session = one.new(work)
+    one.prompt(session, "hello")
+    state = Path(kernel.env["GOONDAN_STATE_ROOT"])
+    before = sorted(state.glob("workspaces/*/blobs/**/*"))
+    refused = one.refusal("session/prompt", sessionId=session, prompt=links)
+    assert "more than 16 files" in refused["message"]
+    assert sorted(state.glob("workspaces/*/blobs/**/*")) == before
+
+
+def test_a_bundle_that_has_become_bad_does_not_hide_its_kernel(kernel: Sandbox, work: str) -> None:
+    text = kernel.bundle.read_text()
+    kernel.bundle.write_text("{{{")
+    try:
+        with editor(kernel) as one:
+            assert one.prompt(one.new(work), "hello")["stopReason"] == "end_turn"
+    finally:
+        kernel.bundle.write_text(text)
+
+
 def test_servers_of_the_editor_are_refused_in_words(one: Editor, work: str) -> None:
     servers = [{"name": "files", "command": "/bin/files", "args": [], "env": []}]
     session = one.call("session/new", cwd=work, mcpServers=servers)["sessionId"]
