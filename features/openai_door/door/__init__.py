@@ -24,11 +24,10 @@ from starlette.routing import BaseRoute
 from goondan.features.openai_door.door import known
 from goondan.features.openai_door.door.rules import answers, faults, parameters, requests
 from goondan.features.openai_door.door.rules.faults import Fault, RefusedError, refused
-from goondan.features.openai_door.door.turns import Shape, Turns, Underway, instance_of_user, told_by
+from goondan.features.openai_door.door.turns import Shape, Turns, Underway, beside, instance_of_user, told_by
 from goondan.features.serve.api import Caller, Swarm, Way
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.schemas.wire import blobs
-from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer
 
@@ -36,6 +35,8 @@ from goondan.schemas.wire.frames import Answer
 INSTANCE: Final = "x-goondan-instance"
 #: The largest request (bytes): the files of a message as base64, and the history before it.
 MAX_BODY: Final = blobs.MAX_MESSAGE_BYTES * 2
+#: How long a turn that was begun by another door is looked at (seconds): its answer may be there already.
+LOOK_S: Final = 1.0
 #: What the owner chooses for a history that was edited: `refuse`, with 409; or `fork`, it goes on in a new instance.
 EDITED: Final = "GOONDAN_OPENAI_EDITED"
 #: The parameters of each door.
@@ -85,7 +86,8 @@ class Door:
 
     async def complete(self, request: Request) -> Any:
         """POST /v1/chat/completions."""
-        asked = requests.read(await _object(request), TABLES["chat"])
+        body = await request.body()
+        asked = await beside(len(body), requests.read, body, TABLES["chat"])
         turn = await self._begin(request, asked, "response_format")
         shape = answers.Completion(f"chatcmpl-{turn.event_id}", int(time.time()), asked)
         if asked.given.get("stream"):
@@ -97,7 +99,8 @@ class Door:
 
     async def respond(self, request: Request) -> Any:
         """POST /v1/responses."""
-        asked = requests.read(await _object(request), TABLES["responses"])
+        body = await request.body()
+        asked = await beside(len(body), requests.read, body, TABLES["responses"])
         turn = await self._begin(request, asked, "text.format")
         caller, name, place = request.state.caller.name, f"resp_{turn.event_id}", turn.place
         store, background = asked.given.get("store") is not False, bool(asked.given.get("background"))
@@ -111,7 +114,7 @@ class Door:
                 self._known.keep(caller, msgspec.structs.replace(kept, response=answers.ended(response, ended)))
 
         turn.over, self._running[name] = over, turn
-        with suppress(GoondanError):  # then it cannot be asked for again
+        with suppress(GoondanError, OverflowError, RecursionError):  # then it cannot be asked for again
             if store:
                 self._known.keep(caller, kept)
         if asked.given.get("stream"):
@@ -151,8 +154,9 @@ class Door:
         response, place = kept.response, self._known.numbered(kept.number)
         if response["status"] == answers.OPEN and name not in self._running and place is not None:
             turn = await self._swarm.turn(name.removeprefix("resp_"), (response["model"], place.instance))
-            if turn.answered.done():
-                response = answers.ended(response, told_by(turn.answered.result()))
+            with suppress(TimeoutError):
+                answer = await asyncio.wait_for(asyncio.shield(turn.answered), LOOK_S)
+                response = answers.ended(response, told_by(answer))
                 self._known.keep(caller, msgspec.structs.replace(kept, response=response))
         return response
 
@@ -208,13 +212,6 @@ class Door:
                 turn.leave(cancel=cancels)
 
         return sent
-
-
-async def _object(request: Request) -> dict[str, Any]:
-    with suppress(*DECODE_ERRORS):
-        if isinstance(given := msgspec.json.decode(await request.body()), dict):
-            return given
-    raise refused("The body has to be a JSON object.", code="invalid_json")
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from goondan.features.openai_door.door.rules.conversations import Place
 from goondan.features.openai_door.door.rules.requests import Said
+from goondan.schemas.wire.blobs import MAX_REQUEST_BYTES
 from goondan.schemas.wire.errors import fail
 
 FILE: Final = "openai-door.db"
@@ -55,6 +56,7 @@ INSERT INTO conversations (caller, agent, instance, turns, told, answered, root,
 VALUES (?, ?, ?, 1, ?, 0, ?, (SELECT ifnull(max(used), 0) + 1 FROM conversations))
 ON CONFLICT (caller, agent, instance) DO UPDATE SET turns = turns + 1, told = ifnull(excluded.told, told),
   answered = 0, part = NULL, root = ifnull(excluded.root, root), used = excluded.used
+RETURNING number, instance, turns, told, part, answered
 """
 _OLDEST: Final = "DELETE FROM conversations WHERE used <= (SELECT max(used) FROM conversations) - ?"
 _OLDEST_RESPONSES: Final = """
@@ -88,44 +90,35 @@ class Known:
 
     def _opened(self) -> sqlite3.Connection:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+        # Another thread never uses it, but may find that nobody does any more.
+        db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         weakref.finalize(self, db.close)
-        try:
-            db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            db.close()
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            for end in ("", "-wal", "-shm"):
-                with suppress(FileNotFoundError):
-                    os.unlink(self._path + end)
-            return self._opened()
+        db.executescript(_SCHEMA)
         return db
 
     # --- conversations
 
     def find(self, caller: str, agent: str, digest: bytes) -> list[Place]:
         """The conversations whose tip this digest is, the one that was used last first."""
-        return self._places(_OF_TIP, digest, caller, agent)
+        return self._places(_PLACES + _OF_TIP, digest, caller, agent)
 
     def named(self, caller: str, agent: str, instance: str) -> Place | None:
         """The conversation of this instance."""
-        return next(iter(self._places(_NAMED, caller, agent, instance)), None)
+        return next(iter(self._places(_PLACES + _NAMED, caller, agent, instance)), None)
 
     def numbered(self, number: int) -> Place | None:
         """The conversation of this number."""
-        return next(iter(self._places("WHERE number = ?", number)), None)
+        return next(iter(self._places(_PLACES + "WHERE number = ?", number)), None)
 
     def is_root(self, digest: bytes) -> bool:
         """Whether a conversation begins with this."""
-        return bool(self._places("WHERE root = ? LIMIT 1", digest))
+        return bool(self._places(_PLACES + "WHERE root = ? LIMIT 1", digest))
 
     def begin(
         self, caller: str, agent: str, instance: str, told: bytes | None, root: bytes | None, asked: bytes | None
     ) -> Place:
         """A turn begins. `asked`: the digest that stands for the conversation from now on."""
-        self._run(_BEGIN, caller, agent, instance, told, root)
-        [place] = self._places(_NAMED, caller, agent, instance)
+        [place] = self._places(_BEGIN, caller, agent, instance, told, root)
         self._run("DELETE FROM tips WHERE number = ?", place.number)
         self._tips(place, [asked] if asked else [])
         self._sweep(1)
@@ -139,8 +132,8 @@ class Known:
         self._run(change, answered, part and part[:MAX_PART], place.number)
         self._tips(place, tips)
 
-    def _places(self, where: str, *values: Any) -> list[Place]:
-        rows = self._run(_PLACES + where, *values)
+    def _places(self, statement: str, *values: Any) -> list[Place]:
+        rows = self._run(statement, *values)
         return [Place(number, key, turns, told, part, bool(done)) for number, key, turns, told, part, done in rows]
 
     def _tips(self, place: Place, tips: Iterable[bytes]) -> None:
@@ -165,11 +158,13 @@ class Known:
         return bool(self._run("DELETE FROM responses WHERE name = ? AND caller = ? RETURNING 1", name, caller))
 
     def up_to(self, caller: str, kept: Response) -> list[Said] | None:
-        """All that was said up to this response. None: a response of it is not kept any more."""
-        line = [kept]
+        """All that was said up to this response. None: a response of it is not kept any more, or it is too much."""
+        line, size = [kept], 0
         while previous := line[-1].response["previous_response_id"]:
-            if (earlier := self.response(caller, previous)) is None:
+            earlier = self.response(caller, previous)
+            if earlier is None or size > MAX_REQUEST_BYTES:
                 return None
+            size += sum(len(text) for _, text in earlier.said)
             line.append(earlier)
         said: list[Said] = []
         for one in reversed(line):
@@ -179,11 +174,18 @@ class Known:
 
     # --- inside
 
-    def _run(self, statement: str, *values: Any) -> list[Any]:
+    def _run(self, statement: str, *values: Any, again: bool = True) -> list[Any]:
         try:
             self._db = self._db or self._opened()
             return self._db.execute(statement, values).fetchall()
         except (OSError, sqlite3.Error) as error:
+            if again and type(error) is sqlite3.DatabaseError:  # it is damaged, perhaps in its middle, or no database
+                if self._db is not None:
+                    self._db.close()
+                self._db = None
+                for end in ("", "-wal", "-shm"):
+                    Path(self._path + end).unlink(missing_ok=True)
+                return self._run(statement, *values, again=False)
             raise fail("E_STATE", f"the door cannot note where conversations are: {error}") from None
 
     def _sweep(self, added: int) -> None:

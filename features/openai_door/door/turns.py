@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, aclosing, suppress
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from msgspec import Struct
@@ -28,9 +28,9 @@ from goondan.features.openai_door.door.rules.faults import Fault, fault_of, refu
 from goondan.features.openai_door.door.rules.pieces import Pieces
 from goondan.features.openai_door.door.rules.requests import Asked, Said
 from goondan.features.serve.api import Caller, Swarm
-from goondan.features.serve.api.swarm import Turn
+from goondan.features.serve.api.swarm import IDLE, Turn
 from goondan.kernel.cli.one_message import Message
-from goondan.kernel.traces.rules.progress import News, Position
+from goondan.kernel.traces.rules.progress import Position
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.wire.blobs import MAX_REQUEST_BYTES
 from goondan.schemas.wire.errors import GoondanError
@@ -38,8 +38,11 @@ from goondan.schemas.wire.frames import Answer
 
 #: After how long without a piece a comment is sent (seconds). Proxies end connections after thirty.
 ALIVE_S: Final = 15.0
+#: So many bytes of a request are read at once: in a millisecond or two.
+AT_ONCE: Final = 128 << 10
 #: What a stream is written as.
 Shape = answers.Completion | answers.Events
+_T = TypeVar("_T")
 
 
 class Route(Struct, frozen=True):
@@ -63,8 +66,7 @@ class Underway:
         self._held = held
         self._turn = turn
         self._pieces = Pieces()
-        self._news = turn.read(turns.swarm.state_dir, Position())
-        self._next: asyncio.Future[News] | None = None
+        self._news = turn.read(turns.swarm.state_dir, Position(), ALIVE_S)
         self.route = route
         self.event_id = turn.event_id
         self.place = place
@@ -90,8 +92,6 @@ class Underway:
 
     def leave(self, *, cancel: bool) -> None:
         """Nobody listens any more. `cancel`: then nobody wants it to go on."""
-        if self._next is not None:
-            self._next.cancel()
         if self.ended is None:
             self._turns.spawn(self.end())
             if cancel:
@@ -100,25 +100,27 @@ class Underway:
     async def stream(self, shape: Shape) -> AsyncIterator[bytes]:
         """The stream of the turn."""
         yield shape.first()
-        told: Answer | Fault | None = None
-        while told is None:
-            self._next = self._next or asyncio.ensure_future(anext(self._news))
-            if not (await asyncio.wait({self._next}, timeout=ALIVE_S))[0]:
-                yield answers.ALIVE
-                continue
-            coming, self._next = self._next, None
-            try:
-                news = coming.result()
-            except GoondanError as error:
-                told = fault_of(error.info, begun=True)
-                continue
-            if news.kind == "answer":
-                told = told_by(news.data)
-            elif pieces := self._pieces.heard(news):
-                yield b"".join(map(shape.piece, pieces))
+        told: Answer | Fault = Fault(500, "The stream of the turn has ended without its answer.", "E_INTERNAL")
+        try:
+            async with aclosing(self._news) as reading:
+                async for news in reading:
+                    if news is IDLE:
+                        yield answers.ALIVE
+                    elif news.kind == "answer":
+                        told = told_by(news.data)
+                        break
+                    elif pieces := self._pieces.heard(news):
+                        yield b"".join(map(shape.piece, pieces))
+        except GoondanError as error:
+            told = fault_of(error.info, begun=True)
         rest = b"".join(map(shape.piece, self._pieces.ended(told))) if isinstance(told, Answer) else b""
         self._end(told)
         yield rest + (shape.last(told) if isinstance(told, Answer) else shape.failed(told))
+
+
+async def beside(size: int, work: Callable[..., _T], *given: Any) -> _T:
+    """What some work on so many bytes gives. Much of it is done in a thread, and others are served meanwhile."""
+    return work(*given) if size <= AT_ONCE else await asyncio.to_thread(work, *given)
 
 
 def told_by(answer: Answer) -> Answer | Fault:
@@ -181,24 +183,25 @@ class Turns:
 
     async def _settled(self, caller: Caller, asked: Asked, instance: str | None, held: ExitStack) -> Route:
         """The route of a request, when it is its turn. The lock of its instance is held by `held` then."""
+        start = conversations.beginning(caller.name, asked.agent)
+        digests = await beside(asked.size, conversations.chain, start, asked.said)
         while True:
-            route = self._route(caller, asked, instance)
+            route = self._route(caller, asked, instance, digests)
             key = route.instance or f"chat-{os.urandom(8).hex()}"
             lock = self._locks.setdefault((asked.agent, key), asyncio.Lock())
             await lock.acquire()
             with ExitStack() as this:
                 this.callback(lock.release)
-                again = self._route(caller, asked, instance) if route.instance else route
+                again = self._route(caller, asked, instance, digests) if route.instance else route
                 if again.instance == route.instance:
                     held.push(this.pop_all())
                     return Route(key, again.new, again.asked, again.root)
 
-    def _route(self, caller: Caller, asked: Asked, instance: str | None) -> Route:
-        """Where a request goes. Raises RefusedError, GoondanError."""
+    def _route(self, caller: Caller, asked: Asked, instance: str | None, digests: Sequence[bytes]) -> Route:
+        """Where a request goes whose messages have these digests. Raises RefusedError, GoondanError."""
         if previous := asked.given.get("previous_response_id"):
             return self._after(caller, asked, previous)
         said, named = asked.said, None if instance is None else self._known.named(caller.name, asked.agent, instance)
-        digests = conversations.chain(conversations.beginning(caller.name, asked.agent), said)
         root, whole, known = conversations.root(digests, said), digests[-1], conversations.history(said)
 
         def found(digest: bytes) -> Iterable[Place]:

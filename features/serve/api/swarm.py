@@ -118,7 +118,7 @@ class Turn:
         """What comes behind a position, to the answer; and IDLE whenever nothing has come for `idle_s` seconds. Raises
         GoondanError when nothing more can be learned.
         """
-        reader, seen = Reader(after), self._told
+        reader, seen = Reader(after), self._told if after.step else 0
         self.readers.append(reader)
         try:
             while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class FakeTurn:
                 swarm.running[instance] -= 1
                 self.answered.set_result(news.data)
 
-    async def read(self, state_dir: str, after: Any) -> AsyncIterator[News]:
+    async def read(self, state_dir: str, after: Any, idle_s: float) -> AsyncGenerator[News, None]:
         at = 0
         while True:
             while at < len(self._news):

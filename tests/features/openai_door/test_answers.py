@@ -299,7 +299,7 @@ def test_a_text_that_became_another_is_followed_by_the_answer(first: str, second
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.text(min_size=1)), max_size=9))
 def test_events_of_a_response_are_in_step_with_it(heard: list[tuple[int, str]]) -> None:
-    asked = requests.read({"model": "main", "input": "hi"}, TABLES["responses"])
+    asked = requests.read(b'{"model": "main", "input": "hi"}', TABLES["responses"])
     events = answers.Events(answers.begun("resp_1", 1, asked))
     made, out = Pieces(), events.first()
     lengths: dict[int, int] = {}

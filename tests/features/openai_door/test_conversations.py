@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -323,6 +324,78 @@ def test_the_table_is_bounded(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert db.execute("SELECT count(*) FROM tips").fetchone()[0] <= 14
     assert known.find("k", "main", b"t39")
     assert not known.find("k", "main", b"t1")
+
+
+async def test_a_response_that_cannot_be_kept_holds_nobody_up(client: Any, swarm: FakeSwarm) -> None:
+    deep: Any = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    for number, kept in ((10**30, 404), (1, 200)):
+        told = await client.respond("one", user="ann", metadata={"n": number, "deep": deep})
+        assert told["status"] == "completed"
+        assert (await client.http.get(f"/v1/responses/{told['id']}")).status_code == kept
+    assert swarm.said == {"ann@alice": ["one", "one"]}
+
+
+async def test_a_response_is_looked_for_until_its_answer_is_read(client: Any, swarm: FakeSwarm, opened: Any) -> None:
+    gate = asyncio.Event()
+
+    async def waits(turn: Any) -> Any:
+        await gate.wait()
+        yield completed("done")
+
+    swarm.script = waits
+    begun = await client.respond("one", background=True)
+    turn = swarm.turns[begun["id"].removeprefix("resp_")]
+    later = opened(anew=True)
+
+    async def turn_of(event_id: str, place: Any = None) -> Any:
+        """The turn of a door that has not sent it: its answer comes a moment later."""
+        found = type(turn)(turn.message)
+        answer = turn.answered
+        answer.add_done_callback(
+            lambda done: asyncio.get_running_loop().call_later(0.01, found.answered.set_result, done.result())
+        )
+        return found
+
+    swarm.turn = turn_of  # type: ignore[method-assign]
+    assert (await later.http.get(f"/v1/responses/{begun['id']}")).json()["status"] == "in_progress"
+    gate.set()
+    told = (await later.http.get(f"/v1/responses/{begun['id']}")).json()
+    assert (told["status"], told["output"][0]["content"][0]["text"]) == ("completed", "done")
+
+
+def test_a_history_that_is_too_long_is_not_told(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_file, "MAX_REQUEST_BYTES", 10)
+    known = Known(str(tmp_path))
+    for number in range(9):
+        response: dict[str, Any] = {"output": [], "previous_response_id": f"resp_{number - 1}" if number else None}
+        known.keep("k", known_file.Response(f"resp_{number}", 1, number, [("user", "xxxx")], response))
+    told = {}
+    for number in (2, 8):
+        kept = known.response("k", f"resp_{number}")
+        assert kept is not None
+        told[number] = known.up_to("k", kept)
+    assert told == {2: [Said("user", "xxxx")] * 3, 8: None}
+
+
+def test_a_file_that_is_damaged_in_its_middle_is_begun_anew(tmp_path: Any) -> None:
+    known = Known(str(tmp_path))
+    for number in range(400):
+        known.begin("k", "main", f"i{number}", None, b"r%d" % number, b"a%d" % number)
+    del known
+    gc.collect()
+    path = tmp_path / known_file.FILE
+    whole = path.read_bytes()
+    for spoiled in (whole[:4096] + b"\xff" * (len(whole) - 4096), whole[:8192], whole[:100]):
+        path.write_bytes(spoiled)
+        known = Known(str(tmp_path))
+        known.find("k", "main", b"a7")
+        place = known.begin("k", "main", "i", None, b"r", b"a")
+        known.end(place, [b"t"], answered=True)
+        assert [one.instance for one in known.find("k", "main", b"t")] == ["i"]
+        del known
+        gc.collect()
 
 
 def test_a_file_that_is_broken_is_begun_anew(tmp_path: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.json import encode
 
 from goondan.features.openai_door.door import TABLES, told
 from goondan.features.openai_door.door.rules import parameters, requests
@@ -29,11 +30,11 @@ JUNK = st.recursive(
 
 
 def chat(**given: Any) -> requests.Asked:
-    return requests.read({"model": "main", "messages": [HI], **given}, TABLES["chat"])
+    return requests.read(encode({"model": "main", "messages": [HI], **given}), TABLES["chat"])
 
 
 def response(**given: Any) -> requests.Asked:
-    return requests.read({"model": "main", "input": "hi", **given}, TABLES["responses"])
+    return requests.read(encode({"model": "main", "input": "hi", **given}), TABLES["responses"])
 
 
 def refused(read: Any, **given: Any) -> Any:
@@ -216,7 +217,7 @@ def test_what_is_missing_or_unknown() -> None:
         for name in whole:
             given = {other: "x" if other != "messages" else [HI] for other in whole if other != name}
             with pytest.raises(RefusedError) as caught:
-                requests.read(given, TABLES[door])
+                requests.read(encode(given), TABLES[door])
             assert caught.value.fault.code == "missing_required_parameter"
     assert refused(chat, **{"a\x1b" * 200: 1}).code == "unknown_parameter"
     assert len(refused(chat, **{"a" * 2000: 1}).message) < 200
@@ -227,7 +228,7 @@ def test_any_request_is_read_or_refused(junk: dict[str, Any]) -> None:
     for table in TABLES.values():
         for base in ({}, {"model": "main", "messages": [HI]}, {"model": "main", "input": "hi"}):
             with suppress(RefusedError):
-                assert requests.read(base | junk, table).said
+                assert requests.read(encode(base | junk), table).said
 
 
 @given(st.lists(JUNK, max_size=4))

@@ -11,15 +11,18 @@ from __future__ import annotations
 import binascii
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from goondan.features.openai_door.door.rules import parameters
 from goondan.features.openai_door.door.rules.faults import refused
 from goondan.features.openai_door.door.rules.pieces import BETWEEN
 from goondan.schemas.wire import blobs
+from goondan.schemas.wire.codec import DECODE_ERRORS
 
 #: The most messages of one request. A client sends its whole conversation each time; this is a year of one.
 MAX_MESSAGES: Final = 20_000
@@ -58,10 +61,17 @@ class Asked(Struct, frozen=True):
     format: Any
     #: The request itself, of which every value has its form.
     given: Mapping[str, Any]
+    #: How large it was (bytes).
+    size: int
 
 
-def read(given: Mapping[str, Any], table: parameters.Table) -> Asked:
+def read(body: bytes, table: parameters.Table) -> Asked:
     """A request to the door that has these parameters. Raises RefusedError."""
+    given = None
+    with suppress(*DECODE_ERRORS):
+        given = msgspec.json.decode(body)
+    if not isinstance(given, dict):
+        raise refused("The body has to be a JSON object.", code="invalid_json")
     parameters.check(given, table)
     where = "messages" if "messages" in table else "input"
     for name in ("model", where):
@@ -78,7 +88,7 @@ def read(given: Mapping[str, Any], table: parameters.Table) -> Asked:
     if not any(one.role == "user" for one in said) or said[-1].role == "assistant":
         raise refused(f"The last of '{where}' has to be a message of the user.", where, "invalid_value")
     wanted = given.get("response_format") or (given.get("text") or {}).get("format")
-    return Asked(given["model"], _joined(said), wanted, given)
+    return Asked(given["model"], _joined(said), wanted, given, len(body))
 
 
 def _joined(said: list[Said]) -> tuple[Said, ...]:

@@ -140,6 +140,18 @@ def test_responses_follow_each_other(client: openai.OpenAI, bob: openai.OpenAI, 
         client.responses.retrieve(one.id)
 
 
+def test_a_response_in_the_background_outlives_its_door(
+    client: openai.OpenAI, kernel: Sandbox, model: str, base: str
+) -> None:
+    with door(kernel, "--token-file", str(kernel.home / "tokens")) as told:
+        first = client.with_options(base_url=f"http://127.0.0.1:{told['port']}/v1")
+        begun = first.responses.create(model="main", input="one|wait|two", background=True)
+    assert client.responses.retrieve(begun.id).status == "in_progress"
+    go(model)
+    assert wait_until(lambda: client.responses.retrieve(begun.id).status == "completed")
+    assert client.responses.retrieve(begun.id).output_text == "onetwo"
+
+
 def test_a_picture_reaches_the_model(client: openai.OpenAI, kernel: Sandbox) -> None:
     url = f"data:image/png;base64,{PNG}"
     raw = client.chat.completions.with_raw_response.create(
