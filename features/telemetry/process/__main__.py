@@ -35,10 +35,7 @@ log = logging.getLogger(TELEMETRY)
 def _export(state_dir: str, leave: threading.Event, tell: Callable[[Exporting], object]) -> None:
     """Export, until `leave` is set."""
     try:
-        from opentelemetry.sdk.resources import (
-            OTELResourceDetector,
-            Resource,
-        )  # all of this takes 0.1 s
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # all of this takes 0.1 s
 
         from goondan.features.telemetry.process import collector, exporter
 

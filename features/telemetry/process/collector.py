@@ -17,7 +17,6 @@ from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final, Literal, NamedTuple
 
 import requests
-import requests.auth
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 

@@ -28,7 +28,6 @@ from goondan.features.telemetry.wire import TELEMETRY, Exporting
 from goondan.kernel.traces.follow import LOOK_S, MAX_AGE_S, Follower, age
 from goondan.schemas.system.trace_index import NumberedRow
 from goondan.schemas.text.times import rfc3339_seconds
-from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError
 
 #: Spans and bytes of one request, by its texts. Servers take several MiB.
@@ -99,7 +98,7 @@ class Exporter:
             if age(row, now) <= FAULT_S:
                 return False
             why = error.info.message if isinstance(error, GoondanError) else type(error).__name__
-            log.warning("a turn of %s cannot be read: %s", visible_line(row.agent), visible_line(why))
+            log.warning("a turn of %r cannot be read: %r", row.agent, why)
             self._turns.position.given_up += 1
         return True
 
@@ -125,8 +124,7 @@ class Exporter:
             elif outcome == "smaller" and len(part) > 1:
                 most = len(part) // 2
             else:
-                lost = 0 if outcome == "taken" else len(part)
-                if lost:
+                if lost := 0 if outcome == "taken" else len(part):
                     log.warning("%d spans were given up: the collector does not take them: %s", lost, why)
                 self._sent, self._dropped = self._sent + len(part) - lost, self._dropped + lost
                 batch, tries, began = batch[len(part) :], 0, 0.0
