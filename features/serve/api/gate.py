@@ -112,6 +112,13 @@ class Gate:
     ) -> None:
         """`forms`: how errors below a prefix of a path are answered. `log` gets a line for each request."""
         self._ways = ways
+        #: Those whose paths have no names in them, by method and path.
+        self._plain = {
+            (method, way.path): way
+            for way in reversed(ways)
+            if isinstance(way, Way) and not way.param_convertors
+            for method in way.methods or ()
+        }
         self._names = names
         self._forms = sorted((forms or {}).items(), key=lambda form: -len(form[0]))
         self._tokens = tokens
@@ -151,6 +158,9 @@ class Gate:
 
     def find(self, scope: Message) -> BaseRoute:
         """The way of a request; what its path says is put into the scope. Raises Refused 404, 405."""
+        if (plain := self._plain.get((scope["method"], scope["path"]))) is not None:
+            scope["path_params"] = {}
+            return plain
         allowed: set[str] = set()
         for way in self._ways:
             match, found = way.matches(scope)
@@ -263,8 +273,11 @@ class _Exchange:
     async def _body(self) -> Message:
         if self._whole:
             return await self._receive()
+        connection = self._scope["state"].get(CONNECTION)
         try:
-            async with asyncio.timeout_at(self._until):
+            # What is here needs no timer.
+            is_here = connection is not None and connection.body_is_here
+            async with contextlib.nullcontext() if is_here else asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
             raise refused(408, f"the body did not come within {self._gate.bounds.body_s:g} s") from None
@@ -288,6 +301,9 @@ class _Exchange:
             named = {name.lower(): value for name, value in headers}
             self.streams = named.get(b"content-type", b"").startswith(b"text/event-stream")
             message["headers"] = headers + [header for header in _HEADERS if header[0] not in named]
+            connection = self._scope["state"].get(CONNECTION)
+            if connection is not None and b"content-length" in named:
+                connection.join_next()
         else:
             self._sent += len(message.get("body", b""))
         await self._send(message)

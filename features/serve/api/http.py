@@ -118,6 +118,27 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Joining:
+    """A transport that can write two things at once. Each write is a system call, and wakes the reader."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._held = b""
+        #: What is written next waits for what is written then.
+        self.joins = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write, or keep it for the next write."""
+        if self.joins:
+            self.joins, self._held = False, data
+        else:
+            self._transport.write(self._held + data)
+            self._held = b""
+
+
 class Connection(H11Protocol):
     """One connection. It is closed when the head of a request does not come, or nobody reads what is sent."""
 
@@ -134,7 +155,7 @@ class Connection(H11Protocol):
         self.task: asyncio.Task[Any] | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport))  # type: ignore[arg-type]
         self.flow: _Flow = _Flow(transport)
         transport.set_write_buffer_limits(WRITE_BUFFER)
         self.inside = self._room.enter(self)
@@ -156,18 +177,27 @@ class Connection(H11Protocol):
         """Read a part of what has come. Between two parts others have their turn, and the gate looks at the head."""
         if self.transport.is_closing():
             return
-        if self._between:
-            self._limit("head", self._bounds.head_s)
         part, self._later = self._later[:PART], self._later[PART:]
         self.flow.held = bool(self._later)
         super().data_received(part)
-        if not self._between:
+        if self._between:
+            self._limit("head", self._bounds.head_s)
+        else:
             self._free("head")
         if self._later:
             self.transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._go_on)
         elif not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
+
+    @property
+    def body_is_here(self) -> bool:
+        """Whether the whole body of the request has come."""
+        return not self.cycle.more_body
+
+    def join_next(self) -> None:
+        """What is written next leaves with what is written then: the head of an answer with its body."""
+        self.transport.joins = True  # type: ignore[attr-defined]
 
     def pause_writing(self) -> None:
         super().pause_writing()

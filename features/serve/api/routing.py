@@ -6,7 +6,6 @@ A request is read within bounds, and every value of it is checked against a stru
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from goondan.features.serve.api.gate import MAX_BODY, Way, refused
+from goondan.features.serve.api.http import Message, Receive, Send
 from goondan.features.serve.api.rules.callers import Caller, Role
 from goondan.features.serve.api.swarm import Swarm
 from goondan.schemas.wire.errors import fail
@@ -82,18 +82,34 @@ PREFIX: Final = "/api/v1"
 
 def way(operation: Operation, swarm: Swarm) -> Way:
     """The way of a row."""
-    endpoint = functools.partial(_answer, operation, swarm)
     role, limit = operation.role, operation.max_body
-    made = Way(PREFIX + operation.path, endpoint, [operation.method], role=role, max_body=limit, name=operation.name)
+    made = Way(
+        PREFIX + operation.path,
+        _Endpoint(operation, swarm),
+        [operation.method],
+        role=role,
+        max_body=limit,
+        name=operation.name,
+    )
     made.operation = operation._asdict()
     return made
 
 
-async def _answer(operation: Operation, swarm: Swarm, request: Request) -> Response:
-    query = None if operation.query is None else _query(operation.query, request)
-    body = None if operation.body is None else await _body(operation.body, request)
-    answer = await operation.handler(Asked(request.state.caller, swarm, request.path_params, query, body, request))
-    return answer if isinstance(answer, Response) else json_answer(answer)
+class _Endpoint(Struct, frozen=True):
+    """An ASGI application that answers as a row says. Around a function Starlette would put three more."""
+
+    #: The row.
+    operation: Operation
+    #: The kernel behind the door.
+    swarm: Swarm
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        operation, request = self.operation, Request(scope, receive)
+        query = None if operation.query is None else _query(operation.query, request)
+        body = None if operation.body is None else await _body(operation.body, request)
+        asked = Asked(scope["state"]["caller"], self.swarm, request.path_params, query, body, request)
+        answer = await operation.handler(asked)
+        await (answer if isinstance(answer, Response) else json_answer(answer))(scope, receive, send)
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

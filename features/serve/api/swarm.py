@@ -25,7 +25,7 @@ from goondan.kernel.cli.attach import Kernel, hold
 from goondan.kernel.cli.joined import Joined
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.kernel.cli.one_message import Message, event_frame
-from goondan.kernel.cli.session import GONE, WELCOME_S, Listener, Session, opened_data
+from goondan.kernel.cli.session import GONE, WELCOME_S, Session, opened_data
 from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.traces import stored_turns
 from goondan.kernel.traces.rules.progress import News, Position, Progress, Reader
@@ -78,7 +78,6 @@ class Turn:
         #: Done when the turn is over, with its answer.
         self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.progress = Progress()
-        self.listeners: list[Listener] = []
         self.readers: list[Reader] = []
         self._news: deque[News] = deque(maxlen=MAX_NEWS)
         self._told = 0
@@ -87,8 +86,6 @@ class Turn:
 
     def hear(self, event: RuntimeEvent) -> None:
         """A live event of the turn."""
-        for listener in self.listeners:
-            listener(event)
         news = self.progress.hear(event)
         if news is not None:
             self._news.append(news)
@@ -275,27 +272,22 @@ class Swarm:
 
     # --- messages
 
-    async def ask(self, message: Message, listener: Listener | None = None, timeout_s: float | None = None) -> Answer:
-        """Send a message and wait for its answer, also over a restart of the kernel. `listener` gets the live events of
-        the turn; it must not raise. The turn goes on when the waiting is cancelled.
+    async def ask(self, message: Message, timeout_s: float | None = None, *, new: bool = False) -> Answer:
+        """Send a message and wait for its answer, also over a restart of the kernel. The turn goes on when the waiting
+        is cancelled. `new`: its event id was made for it, so nobody else can wait for the same here.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT, E_KERNEL_NOT_RUNNING, E_KERNEL_STOPPED,
         E_KERNEL_LOST, E_OVERLOADED.
         """
-        turn = self._begin(message, timeout_s, live=listener is not None)
-        if listener is None:
-            return await asyncio.shield(turn.answered)
-        turn.listeners.append(listener)
-        try:
-            return await asyncio.shield(turn.answered)
-        finally:
-            turn.listeners.remove(listener)
+        if new:
+            return await self._ask(message, timeout_s)
+        return await asyncio.shield(self._begin(message, timeout_s).answered)
 
     async def begin(self, message: Message, timeout_s: float | None = None) -> Turn:
         """Send a message whose stream will be read; its turn, when the broker has accepted it. Raises the errors of
         `ask`.
         """
-        turn = self._begin(message, timeout_s, live=True)
+        turn = self._begin(message, timeout_s)
         await asyncio.shield(turn.accepted)
         return turn
 
@@ -373,12 +365,12 @@ class Swarm:
                 raise fail("E_FRAME_INVALID", f"{ID_IN_USE} another instance or another content")
         return turn
 
-    def _begin(self, message: Message, timeout_s: float | None, *, live: bool) -> Turn:
+    def _begin(self, message: Message, timeout_s: float | None) -> Turn:
         message = self._named(message)
         if (turn := self._known(message)) is not None:
             return turn
         turn = Turn(message.event_id or "", message.agent, message.instance, message)
-        return self._start(turn, lambda turn: self._ask(turn, message, timeout_s, live))
+        return self._start(turn, lambda turn: self._ask(message, timeout_s, turn))
 
     def _start(self, turn: Turn, work: Callable[[Turn], Awaitable[Answer]]) -> Turn:
         if len(self._turns) - len(self._ended) >= MAX_TURNS:
@@ -413,15 +405,14 @@ class Swarm:
         if event_id in self._ended:
             del self._ended[event_id], self._turns[event_id]
 
-    async def _ask(self, turn: Turn, message: Message, timeout_s: float | None, live: bool) -> Answer:
+    async def _ask(self, message: Message, timeout_s: float | None, turn: Turn | None = None) -> Answer:
         def accepted(frame: Frame) -> None:
-            if not turn.accepted.done():
+            if turn is not None and not turn.accepted.done():
                 turn.accepted.set_result(frame.trace_id)
 
-        async def ask(session: Session) -> Answer:
-            return await session.ask(
-                message, timeout_s=timeout_s, listener=turn.hear if live else None, on_accepted=accepted
-            )
+        def ask(session: Session) -> Awaitable[Answer]:
+            listener = None if turn is None else turn.hear
+            return session.ask(message, timeout_s=timeout_s, listener=listener, on_accepted=accepted)
 
         try:
             return await self._again(ask)

@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -144,6 +145,7 @@ class Cancelled(Struct, rename="camel"):
     status: str
 
 
+@lru_cache(256)
 def own_prefix(name: str) -> str:
     """How the event ids of a token begin (pure)."""
     return hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
@@ -170,7 +172,8 @@ async def send(asked: Asked) -> Any:
     streams = _STREAM in headers.get("accept", "")
     leaves = "respond-async" in headers.get("prefer", "")
     timeout_s = sent.timeout_s or (None if streams or leaves else ANSWER_S)
-    event_id = event_id_of(asked.caller.name, headers.get("idempotency-key"))
+    key = headers.get("idempotency-key")
+    event_id = event_id_of(asked.caller.name, key)
     after = _after(headers.get("last-event-id")) if streams else None
     try:
         message = await _message(asked, sent, agent, event_id)
@@ -179,7 +182,7 @@ async def send(asked: Asked) -> Any:
             return stream(asked.swarm, turn, after)
         if leaves:
             return await _leave(asked.swarm, message, timeout_s)
-        answer = await asked.swarm.ask(message, timeout_s=timeout_s)
+        answer = await asked.swarm.ask(message, timeout_s, new=key is None)
     except GoondanError as error:
         return _failed(error, event_id)
     return answer_of(event_id, answer)
