@@ -13,7 +13,7 @@ import pytest
 
 from tests.features.serve.process.test_gdn_serve import door
 from tests.features.serve.streams import Api, Heard
-from tests.kernel_fixture import BUNDLE, Sandbox, has_feature, sandbox
+from tests.kernel_fixture import BUNDLE, Sandbox, has_feature, sandbox, wait_until
 from tests.process.model_servers import server
 
 SECOND = """\
@@ -74,6 +74,12 @@ def looker(told: dict[str, Any]) -> Api:
 def go(model: str) -> None:
     """Let the model go on."""
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{model}/__go").close()
+
+
+def reached(model: str) -> int:
+    """How many requests have come so far as to wait for a go."""
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{model}/__reached") as answer:
+        return int(json.load(answer)["reached"])
 
 
 def test_a_message_gets_its_answer(talker: Api) -> None:
@@ -173,10 +179,11 @@ def test_a_door_that_was_started_since_goes_on_with_a_stream(kernel: Sandbox, ta
 
 
 def test_a_message_is_cancelled_by_its_sender(talker: Api, operator: Api, model: str) -> None:
-    sent = {"text": "wait|never", "instance": "cancelled"}
+    sent, before = {"text": "wait|never", "instance": "cancelled"}, reached(model)
     left = talker.ask("POST", "/messages", sent, prefer="respond-async")[2]
     others = operator.ask("POST", "/messages", sent, prefer="respond-async")[2]
     where = "cancel?agent=main&instance=cancelled"
+    wait_until(lambda: reached(model) > before)
     status, _, problem = talker.ask("POST", f"/messages/{others['eventId']}/{where}")
     assert (status, problem["code"]) == (403, "E_FORBIDDEN")
     for one in (others, left):
@@ -188,9 +195,11 @@ def test_a_message_is_cancelled_by_its_sender(talker: Api, operator: Api, model:
 
 
 def test_a_turn_that_is_too_slow_is_a_timeout(talker: Api, model: str) -> None:
-    status, _, problem = talker.ask("POST", "/messages", {"text": "wait|late", "instance": "late", "timeoutS": 0.3})
+    sent, before = {"text": "wait|late", "instance": "late", "timeoutS": 0.3}, reached(model)
+    status, _, problem = talker.ask("POST", "/messages", sent)
     assert (status, problem["code"], problem["title"]) == (504, "E_AGENT_TIMEOUT", "E_AGENT_TIMEOUT")
-    go(model)
+    if reached(model) > before:  # else a later request would take it
+        go(model)
 
 
 def test_a_token_leads_to_its_agents_and_role(talker: Api, looker: Api) -> None:
