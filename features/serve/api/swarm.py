@@ -13,9 +13,8 @@ Source: docs/design/delivery.md section 2; docs/design/wire.md section 5.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final, Self, TypeVar
 
@@ -90,6 +89,7 @@ class Turn:
         if news is not None:
             self._news.append(news)
             self._told += 1
+        self._bound(event.step)
         self.change()
 
     def change(self) -> None:
@@ -115,31 +115,43 @@ class Turn:
         """What comes behind a position, to the answer; and IDLE whenever nothing has come for `idle_s` seconds. Raises
         GoondanError when nothing more can be learned.
         """
-        reader, seen = Reader(after), self._told if after.step else 0
+        reader, clock = Reader(after), asyncio.get_running_loop().time
+        seen = self._told if after.step else 0
         self.readers.append(reader)
         try:
+            told_at = clock()
             while True:
                 changed = self._changed
                 for news in self.progress.read(reader):
                     yield news
+                    told_at = clock()
                     if news.kind == "answer":
                         return
                 missed, seen = self._told - seen, self._told
                 for news in list(self._news)[-missed:] if missed else ():
                     yield news
+                    told_at = clock()
                 if self.progress.wants_file:
                     self._read_file(state_dir)
                 elif self._is_over and (failed := self.answered.exception()) is not None:
                     raise failed
-                if self.progress.characters > MAX_KEPT:
-                    self.progress.drop_before(min(one.position.step for one in self.readers))
+                self._bound(reader.position.step)
                 try:
-                    async with asyncio.timeout(idle_s):
+                    # What is heard may tell a reader nothing: where a piece was lost, its step waits for the file.
+                    async with asyncio.timeout_at(None if idle_s is None else told_at + idle_s):
                         await changed.wait()
                 except TimeoutError:
                     yield IDLE
+                    told_at = clock()
         finally:
             self.readers.remove(reader)
+
+    def _bound(self, step: int) -> None:
+        """Keep no more text than may be kept: steps that all readers have got go, or, without a reader, those before
+        `step`.
+        """
+        if self.progress.characters > MAX_KEPT:
+            self.progress.drop_before(min((one.position.step for one in self.readers), default=step))
 
     @property
     def _is_over(self) -> bool:
@@ -245,8 +257,6 @@ class Swarm:
     def __init__(self, place: BundleTarget) -> None:
         self.place = place
         self._joined = Joined(self._find)
-        self._run = os.urandom(8).hex()
-        self._count = 0
         self._turns: dict[str, Turn] = {}
         self._agents: tuple[float, list[AgentRow]] | None = None
         self._ended: dict[str, None] = {}  # the turns that are over, the oldest first
@@ -265,12 +275,7 @@ class Swarm:
             task.cancel()
         await self._joined.leave()
 
-    def new_id(self) -> str:
-        """An event id that nobody else uses."""
-        self._count += 1
-        return f"{self._run}-{self._count}"
-
-    # --- messages
+    # --- messages; each has its event id
 
     async def ask(self, message: Message, timeout_s: float | None = None, *, new: bool = False) -> Answer:
         """Send a message and wait for its answer, also over a restart of the kernel. The turn goes on when the waiting
@@ -295,20 +300,9 @@ class Swarm:
         """Send a message and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
         Raises the errors of `ask`.
         """
-        message = self._named(message)
         if (turn := self._known(message)) is not None:
             return await asyncio.shield(turn.accepted)
         return await self._again(lambda session: session.tell(message, timeout_s or WELCOME_S))
-
-    async def follow(self, event_id: str, after: Position, place: tuple[str, str] | None = None) -> AsyncIterator[News]:
-        """The stream of a message that was sent, behind a position; it ends with the answer. `place`: its agent and
-        instance, which need not be given if it was sent here or its turn has begun.
-
-        Raises GoondanError: E_EVENT_NOT_FOUND, and the errors of `ask`.
-        """
-        turn = await self.turn(event_id, place)
-        async for news in turn.read(self.state_dir, after):
-            yield news
 
     async def turn(self, event_id: str, place: tuple[str, str] | None = None) -> Turn:
         """The turn of a message that was sent, perhaps by another door. Raises GoondanError E_EVENT_NOT_FOUND."""
@@ -353,9 +347,6 @@ class Swarm:
 
     # --- turns
 
-    def _named(self, message: Message) -> Message:
-        return message if message.event_id is not None else message._replace(event_id=self.new_id())
-
     def _known(self, message: Message) -> Turn | None:
         """The turn of a message that was sent here before. Raises GoondanError E_FRAME_INVALID, as the broker does."""
         turn = self._turns.get(message.event_id or "")
@@ -366,7 +357,6 @@ class Swarm:
         return turn
 
     def _begin(self, message: Message, timeout_s: float | None) -> Turn:
-        message = self._named(message)
         if (turn := self._known(message)) is not None:
             return turn
         turn = Turn(message.event_id or "", message.agent, message.instance, message)
@@ -385,9 +375,7 @@ class Swarm:
         try:
             turn.settle(await work(turn))
         except Exception as error:
-            known = (
-                error if isinstance(error, GoondanError) else fail("E_INTERNAL", "the message could not be followed")
-            )
+            known = error if isinstance(error, GoondanError) else fail("E_INTERNAL", "it could not be followed")
             del self._turns[turn.event_id]  # who asks again is answered anew
             turn.settle(known)
             if known is not error:
@@ -426,6 +414,8 @@ class Swarm:
         """The answer of a message that another door, or another program, has sent. Its turn is observed; the answer is
         read when it has ended.
         """
+        if (answer := await turn.take_file(self.state_dir)) is not None:
+            return answer
         turn.accepted.set_result(None)
         seen = _Watcher(turn)
         try:

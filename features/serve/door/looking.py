@@ -250,20 +250,11 @@ async def restart(asked: Asked) -> dict[str, Any]:
 
 
 _AGENT: Final = "/agents/{agent}"
+_INSTANCE: Final = "One: its conversation in numbers, its process, its last turn, and the messages that wait for it."
 OPERATIONS: Final = (
     Operation("listAgents", "GET", "/agents", "look", "The agents.", agents, list[AgentRow]),
-    Operation(
-        "listInstances", "GET", "/instances", "look", "The instances, the last used first.", instances, query=OfAgent
-    ),
-    Operation(
-        "getInstance",
-        "GET",
-        f"{_AGENT}/instance",
-        "look",
-        "One: its conversation in numbers, its process, its last turn, and the messages that wait for it.",
-        instance,
-        query=OfInstance,
-    ),
+    Operation("listInstances", "GET", "/instances", "look", "The last used first.", instances, query=OfAgent),
+    Operation("getInstance", "GET", f"{_AGENT}/instance", "look", _INSTANCE, instance, query=OfInstance),
     Operation(
         "getConversation", "GET", f"{_AGENT}/conversation", "look", "Its messages.", conversation, query=Messages
     ),

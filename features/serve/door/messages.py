@@ -184,7 +184,9 @@ async def send(asked: Asked) -> Any:
             return await _leave(asked.swarm, message, timeout_s)
         answer = await asked.swarm.ask(message, timeout_s, new=key is None)
     except GoondanError as error:
-        return _failed(error, event_id)
+        # One that was refused, or whose answer did not come. Under its id it can be asked for.
+        conflict = error.info.code == "E_FRAME_INVALID" and error.info.message.startswith(ID_IN_USE)
+        return problem(error, 409 if conflict else None, eventId=event_id)
     return answer_of(event_id, answer)
 
 
@@ -195,12 +197,6 @@ async def _leave(swarm: Swarm, message: Message, timeout_s: float | None) -> Res
     else:
         trace_id = (await swarm.begin(message, timeout_s)).accepted.result()
     return json_answer(Accepted(event_id, "accepted", trace_id), 202, {"location": f"{PREFIX}/messages/{event_id}"})
-
-
-def _failed(error: GoondanError, event_id: str) -> Response:
-    """A message that was refused, or whose answer did not come: under its id it can be asked for."""
-    conflict = error.info.code == "E_FRAME_INVALID" and error.info.message.startswith(ID_IN_USE)
-    return problem(error, 409 if conflict else None, eventId=event_id)
 
 
 def answer_of(event_id: str, answer: frames.Answer) -> Response:
@@ -225,8 +221,8 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
         if not asked.caller.may("operate"):
             raise fail("E_FORBIDDEN", "a `workdir` takes a token with the role operate")
         workdir = absolute_workdir(workdir, asked.swarm.place)
-    files = await asked.swarm.lay_down([(file.data, file.name or "") for file in sent.files])
     key = batch.check_instance(sent.instance)
+    files = await asked.swarm.lay_down([(file.data, file.name or "") for file in sent.files])
     return Message(
         *(agent, key, sent.text),
         event_id=event_id,
@@ -286,6 +282,8 @@ async def _turn_of(asked: Asked) -> Turn:
 async def look(asked: Asked) -> Any:
     """The answer to a message, or the word that its turn waits or runs."""
     turn = await _turn_of(asked)
+    if turn.message is None:
+        await asyncio.shield(turn.accepted)  # its file was read then: it may have been answered long ago
     try:
         async with asyncio.timeout(asked.query.wait_s):
             answer = await asyncio.shield(turn.answered)

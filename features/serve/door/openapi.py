@@ -58,30 +58,22 @@ class Problem(Struct, omit_defaults=True, rename="camel"):
 def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     """The document of these routes (pure)."""
     every = [(route, operation) for route in routes if (operation := getattr(route, "operation", None))]
-    structs = [
-        part
-        for _, one in every
-        for part in (one.get("body"), one.get("later"), *_kinds(one.get("answer")))
-        if part is not None
-    ]
-    schemas, components = msgspec.json.schema_components([*structs, Problem], ref_template=_REF)
-    by_struct = dict(zip(map(id, [*structs, Problem]), schemas, strict=True))
+    told = [part for _, one in every for part in (one.get("body"), one.get("later"), *_kinds(one.get("answer")))]
+    structs = [Problem, *filter(None, told)]
+    schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
+    by_struct = dict(zip(map(id, structs), schemas, strict=True))
     paths: dict[str, Any] = {}
     for route, operation in every:
         method = min((getattr(route, "methods", None) or {"GET"}) - {"HEAD"}).lower()
-        paths.setdefault(getattr(route, "path", ""), {})[method] = _operation(
-            getattr(route, "path", ""), getattr(route, "role", "operate"), operation, by_struct
-        )
+        path, role = getattr(route, "path", ""), getattr(route, "role", "operate")
+        paths.setdefault(path, {})[method] = _operation(path, role, operation, by_struct)
     return {
         "openapi": "3.1.1",
         "info": {"title": "A swarm of agents, as an HTTP service", "version": "1"},
         "servers": [{"url": "/"}],
         "security": [{"token": []}],
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from goondan.features.serve.door.messages import event_id_of
 from tests.features.serve.process.test_gdn_serve import door
 from tests.features.serve.streams import Api, Heard
 from tests.kernel_fixture import BUNDLE, Sandbox, has_feature, sandbox, wait_until
@@ -110,6 +115,44 @@ def test_a_message_is_left_and_looked_for(talker: Api, looker: Api, model: str) 
     go(model)
     status, _, answer = looker.ask("GET", f"{where}?waitS=20&agent=main&instance=left")
     assert (status, answer["response"], answer["traceId"]) == (200, "solater", left["traceId"])
+
+
+def test_what_was_answered_long_ago_is_there_at_once(told: dict[str, Any], talker: Api) -> None:
+    answer = talker.ask("POST", "/messages", {"text": "done", "instance": "past"})[2]
+    for _ in range(2):  # nobody has waited for it, and nobody waits
+        status, _, found = talker.ask("GET", f"/messages/{answer['eventId']}")
+        assert (status, found) == (200, answer)
+
+
+def test_a_message_that_is_waited_for_is_heard_by_who_follows_it(talker: Api, model: str) -> None:
+    call = 'call bash__exec {"command":"echo hi"}'
+    sent, heard = {"text": f"a |wait|{call}|b |wait|c", "instance": "both"}, Heard()
+    where = f"/messages/{event_id_of('talker', 'both')}"
+    with ThreadPoolExecutor(1) as waiting:
+        answer = waiting.submit(talker.ask, "POST", "/messages", sent, idempotency_key="both")
+        while talker.ask("GET", f"{where}?agent=main&instance=both")[0] == 404:
+            time.sleep(0.02)
+        with talker.stream(f"{where}/stream") as events:
+            assert next(events).kind == "accepted"
+            go(model)
+            for event in events:
+                heard.take(event)
+                if event.kind == "text" and event.data["text"] == "b ":  # it is no more than heard yet
+                    go(model)
+        assert answer.result()[2]["response"] == heard.texts[2] == "b c"
+
+
+def test_a_door_that_ends_says_when_to_come_back(kernel: Sandbox, talker: Api, model: str) -> None:
+    sent = {"text": "wait|late", "instance": "ends"}
+    with (
+        door(kernel, "--token-file", str(kernel.home / "tokens")) as first,
+        Api(first["port"], talker.token).asked("POST", "/messages", sent, accept="text/event-stream") as answer,
+    ):
+        assert b"event: accepted\n" in list(islice(answer, 4))
+        first["process"].send_signal(signal.SIGTERM)
+        assert list(answer)[-2:] == [b"retry: 1000\n", b"\n"]
+        assert first["process"].wait(20) == 143
+    go(model)
 
 
 def test_a_stream_tells_text_and_calls_as_they_come(talker: Api, model: str) -> None:
