@@ -143,7 +143,7 @@ def test_a_message_that_is_waited_for_is_heard_by_who_follows_it(talker: Api, mo
 
 
 def test_a_door_that_ends_says_when_to_come_back(kernel: Sandbox, talker: Api, model: str) -> None:
-    sent = {"text": "wait|late", "instance": "ends"}
+    sent, before = {"text": "wait|late", "instance": "ends"}, reached(model)
     with (
         door(kernel, "--token-file", str(kernel.home / "tokens")) as first,
         Api(first["port"], talker.token).asked("POST", "/messages", sent, accept="text/event-stream") as answer,
@@ -152,6 +152,7 @@ def test_a_door_that_ends_says_when_to_come_back(kernel: Sandbox, talker: Api, m
         first["process"].send_signal(signal.SIGTERM)
         assert list(answer)[-2:] == [b"retry: 1000\n", b"\n"]
         assert first["process"].wait(20) == 143
+    wait_until(lambda: reached(model) > before)
     go(model)
 
 
