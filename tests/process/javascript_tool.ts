@@ -113,7 +113,7 @@ export const handlers: Record<string, ToolHandler> = {
   },
   never: (ctx) => new Promise((ok, bad) => ctx.signal.addEventListener("abort", () => bad(new Error(`told: ${ctx.signal.reason.name}`)))),
   async looks_late(ctx) {
-    await wait(50);
+    await new Promise((go) => { release = go; });
     return ctx.signal.aborted;
   },
   pend(ctx, { how }): any {

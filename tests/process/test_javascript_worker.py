@@ -354,6 +354,7 @@ def test_calls_interleave(worker: Worker) -> None:
 def test_a_call_that_is_cancelled_before_it_looks(worker: Worker) -> None:
     call = worker.begin("looks_late")
     worker.send({"type": "cancel", "callId": call}, {"type": "cancel", "callId": "no such call"})
+    worker.value("release")
     assert worker.result(call)["output"] is True
 
 
