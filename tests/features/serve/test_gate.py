@@ -366,3 +366,29 @@ def test_many_requests_in_one_packet_are_answered_one_after_another(door: InProc
         door.head("/echo", "POST", Content_Length="3", Connection="keep-alive") + b"abc" + door.head("/look", token="")
     )
     assert smuggled.count(b"HTTP/1.1 200") == 1 and smuggled.count(b"HTTP/1.1 401") == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"\r\n" * 60_000,
+        b"GET /look HTTP/1.1\r\nX: " + b"a" * 100_000,
+        b"1\r\nx\r\n0\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+        b"1\r\nx\r\n0\r\nA: " + b"b" * 100_000,
+        b"1;" + b"a" * 100_000,
+        (b"1;" + b"a" * 100 + b"\r\nx\r\n") * 2000,
+    ],
+    ids=["blank lines", "a head", "trailers", "a trailer", "an extension", "extensions"],
+)
+def test_what_is_no_body_is_bounded(door: InProcess, odd: bytes) -> None:
+    before = b"" if odd[:1] in b"\rG" else door.head("/echo", "POST", Transfer_Encoding="chunked")
+    assert status(door.asks(before + odd)) == 400
+
+
+def test_what_comes_behind_a_good_request_does_not_answer_it(door: InProcess) -> None:
+    one = door.head("/look", Connection="keep-alive")
+    for odd in (b"\0garbage\r\n\r\n", door.head("/echo", "POST", Transfer_Encoding="chunked") + b"zz\r\n"):
+        assert status(door.asks(one + odd)) == 200
+    assert door.asks(one * 300).count(b"HTTP/1.1 200") < 80
+    trailer = b"1\r\nx\r\n0\r\nHost: evil\r\nAuthorization: Bearer x\r\n\r\n"
+    assert status(door.asks(door.head("/echo", "POST", Transfer_Encoding="chunked") + trailer)) == 200

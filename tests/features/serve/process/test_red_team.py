@@ -124,7 +124,7 @@ ATTEMPTS: list[tuple[str, Callable[[Door], bytes], tuple[int, ...]]] = [
         (400, 421)),
     ("HTTP/1.0", lambda d: raw(d, b"GET / HTTP/1.0\r\n" + HEAD + b"\r\n"), (505,)),
     ("HTTP/2 without a word before", lambda d: raw(d, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), (0, 400, 505)),
-    ("HTTP/0.9", lambda d: raw(d, b"GET /\r\n\r\n"), (0, 400)),
+    ("HTTP/0.9", lambda d: raw(d, b"GET /\r\n\r\n"), (505,)),
     ("TLS", lambda d: raw(d, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n"), (0, 400)),
     ("an absolute target", lambda d: got(d, f"http://127.0.0.1:{d.port}/api/v1/openapi.json"), (400,)),
     ("an absolute target of somebody else", lambda d: got(d, "http://evil.example/"), (400,)),
