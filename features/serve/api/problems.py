@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 from starlette.responses import Response
 
 from goondan.schemas.wire.errors import GoondanError
@@ -47,24 +48,46 @@ def status_of(code: str) -> int:
     return STATUS.get(code, 500)
 
 
-def document(error: ErrorPayload, status: int | None = None, **more: Any) -> dict[str, Any]:
-    """The problem document of an error (pure). `more`: further members."""
-    known = {
-        "type": error.help_url or "about:blank",
-        "title": error.code,
-        "status": status or status_of(error.code),
-        "detail": error.message,
-        "code": error.code,
-        "suggestion": error.suggestion,
-        "retryAfterMs": error.retry_after_ms,
-    }
-    return {name: value for name, value in {**known, **more}.items() if value is not None}
+class Problem(Struct, omit_defaults=True, rename="camel"):
+    """Why a request failed (RFC 9457)."""
+
+    #: The page of the error's code.
+    type: str
+    #: The code.
+    title: str
+    #: The status of the answer.
+    status: int
+    #: What is wrong.
+    detail: str
+    #: The code: docs/errors.md has all of them.
+    code: str
+    #: What to do about it.
+    suggestion: str | None = None
+    #: After how many milliseconds to try again.
+    retry_after_ms: int | None = None
+    #: Of a message: its id.
+    event_id: str | None = None
+    #: Of a turn that failed: the turn.
+    turn_id: str | None = None
+    #: Its trace.
+    trace_id: str | None = None
+    #: Why it ended.
+    finish_reason: str | None = None
+
+
+def document(error: ErrorPayload, status: int | None = None, **more: Any) -> Problem:
+    """The problem document of an error (pure). `more`: its members that are of a message."""
+    return Problem(
+        *(error.help_url or "about:blank", error.code, status or status_of(error.code), error.message, error.code),
+        *(error.suggestion, error.retry_after_ms),
+        **more,
+    )
 
 
 def problem(error: GoondanError, status: int | None = None, **more: Any) -> Response:
-    """The answer to a request that failed. `more`: further members of its document."""
+    """The answer to a request that failed. `more`: members of its document that are of a message."""
     told = document(error.info, status, **more)
     headers = {}
     if error.info.retry_after_ms is not None:
         headers["retry-after"] = str(max(1, -(-error.info.retry_after_ms // 1000)))
-    return Response(msgspec.json.encode(told), told["status"], headers, MEDIA_TYPE)
+    return Response(msgspec.json.encode(told), told.status, headers, MEDIA_TYPE)

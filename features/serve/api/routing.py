@@ -83,14 +83,7 @@ PREFIX: Final = "/api/v1"
 def way(operation: Operation, swarm: Swarm) -> Way:
     """The way of a row."""
     role, limit = operation.role, operation.max_body
-    made = Way(
-        PREFIX + operation.path,
-        _Endpoint(operation, swarm),
-        [operation.method],
-        role=role,
-        max_body=limit,
-        name=operation.name,
-    )
+    made = Way(PREFIX + operation.path, _Endpoint(operation, swarm), [operation.method], role=role, max_body=limit)
     made.operation = operation._asdict()
     return made
 

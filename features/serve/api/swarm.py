@@ -24,12 +24,11 @@ from goondan.kernel.cli.attach import Kernel, hold
 from goondan.kernel.cli.joined import Joined
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.kernel.cli.one_message import Message, event_frame
-from goondan.kernel.cli.session import GONE, WELCOME_S, Session, opened_data
+from goondan.kernel.cli.session import GONE, WELCOME_S, Session, check_together, opened_data
 from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.traces import stored_turns
 from goondan.kernel.traces.rules.progress import News, Position, Progress, Reader
 from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.wire.blobs import MAX_MESSAGE_BYTES
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, FilePart, Frame
 from goondan.schemas.wire.runtime_events import Observe, RuntimeEvent
@@ -234,13 +233,9 @@ class AgentRow(Struct, frozen=True):
 def _agents(place: BundleTarget) -> list[AgentRow]:
     from goondan.kernel.bundle.loader import Asking, open_bundle  # few ask for it
 
+    asking = Asking(everything=True)
     plan = open_bundle(
-        place.bundle,
-        state_dir=place.state_dir,
-        handlers=False,
-        policy=place.policy,
-        asking=Asking(everything=True),
-        runs=False,
+        place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy, asking=asking, runs=False
     ).plan
     names = sorted(filter(is_resource_name, plan.agents), key=lambda name: (name != plan.entry_agent, name))
     return [AgentRow(name, name == plan.entry_agent) for name in names]
@@ -248,7 +243,9 @@ def _agents(place: BundleTarget) -> list[AgentRow]:
 
 def _lay_down(session: Session, files: Sequence[tuple[bytes, str]]) -> list[FilePart]:
     with ExitStack() as closing:
-        return session.lay_down([closing.enter_context(opened_data(data, name)) for data, name in files])
+        opened = [closing.enter_context(opened_data(data, name)) for data, name in files]
+        check_together(opened)
+        return session.lay_down(opened)
 
 
 class Swarm:
@@ -328,9 +325,6 @@ class Swarm:
 
         Raises GoondanError: E_FILE_INVALID, and the errors of Session.lay_down.
         """
-        size = sum(len(data) for data, _ in files)
-        if size > MAX_MESSAGE_BYTES:
-            raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {MAX_MESSAGE_BYTES}")
         return await asyncio.to_thread(_lay_down, await self._joined.session(), files) if files else []
 
     async def agents(self) -> list[AgentRow]:

@@ -186,7 +186,7 @@ async def send(asked: Asked) -> Any:
     except GoondanError as error:
         # One that was refused, or whose answer did not come. Under its id it can be asked for.
         conflict = error.info.code == "E_FRAME_INVALID" and error.info.message.startswith(ID_IN_USE)
-        return problem(error, 409 if conflict else None, eventId=event_id)
+        return problem(error, 409 if conflict else None, event_id=event_id)
     return answer_of(event_id, answer)
 
 
@@ -201,11 +201,14 @@ async def _leave(swarm: Swarm, message: Message, timeout_s: float | None) -> Res
 
 def answer_of(event_id: str, answer: frames.Answer) -> Response:
     """The answer of a turn; of one that failed, its problem."""
-    told = answer_document(event_id, answer, reasoning=True)
     if answer.error is None:
-        return json_answer(told)
-    more = {name: told[name] for name in ("eventId", "turnId", "traceId", "finishReason")}
-    return problem(GoondanError(answer.error), **more)
+        return json_answer(answer_document(event_id, answer, reasoning=True))
+    ended: dict[str, Any] = {
+        "turn_id": answer.turn_id,
+        "trace_id": answer.trace_id,
+        "finish_reason": answer.finish_reason,
+    }
+    return problem(GoondanError(answer.error), event_id=event_id, **ended)
 
 
 async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Message:
@@ -223,14 +226,8 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
         workdir = absolute_workdir(workdir, asked.swarm.place)
     key = batch.check_instance(sent.instance)
     files = await asked.swarm.lay_down([(file.data, file.name or "") for file in sent.files])
-    return Message(
-        *(agent, key, sent.text),
-        event_id=event_id,
-        workdir=workdir,
-        trace_id=trace_id,
-        parent_span_id=span_id,
-        files=files,
-    )
+    given: dict[str, Any] = {"workdir": workdir, "trace_id": trace_id, "parent_span_id": span_id, "files": files}
+    return Message(agent, key, sent.text, event_id=event_id, **given)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -261,7 +258,7 @@ async def _events(swarm: Swarm, turn: Turn, after: Position) -> AsyncIterator[by
             async for news in reading:
                 yield b":\n\n" if news is IDLE else _event(news, turn.event_id)
     except GoondanError as error:
-        yield _event(News("error", document(error.info, eventId=turn.event_id)))
+        yield _event(News("error", document(error.info, event_id=turn.event_id)))
 
 
 def _event(news: News, event_id: str = "") -> bytes:
@@ -311,24 +308,13 @@ async def cancel(asked: Asked) -> Any:
 
 
 _ID: Final = "/messages/{eventId}"
+_SEND: Final = (
+    "Send a message and wait for its answer. `Accept: text/event-stream` streams the turn, `Prefer: respond-async` "
+    "returns when it is accepted. A repeat with the same `Idempotency-Key` is the same message."
+)
 OPERATIONS: Final = (
-    Operation(
-        "sendMessage",
-        "POST",
-        "/messages",
-        "talk",
-        "Send a message and wait for its answer. `Accept: text/event-stream` streams the turn, `Prefer: respond-async` "
-        "returns when it is accepted. A repeat with the same `Idempotency-Key` is the same message.",
-        send,
-        Answered,
-        body=Send,
-        max_body=MAX_SENT,
-        streams=True,
-        later=Accepted,
-    ),
+    Operation("sendMessage", "POST", "/messages", "talk", _SEND, send, Answered, None, Send, MAX_SENT, True, Accepted),
     Operation("getMessage", "GET", _ID, "look", "The answer to a message.", look, Answered, WaitFor, later=Accepted),
-    Operation(
-        "followMessage", "GET", f"{_ID}/stream", "look", "The stream of a message.", follow, None, Where, streams=True
-    ),
+    Operation("followMessage", "GET", f"{_ID}/stream", "look", "Its stream.", follow, None, Where, streams=True),
     Operation("cancelMessage", "POST", f"{_ID}/cancel", "talk", "Cancel it.", cancel, Cancelled, Where),
 )

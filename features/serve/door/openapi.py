@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from starlette.routing import BaseRoute
 
+from goondan.features.serve.api.problems import Problem
 from goondan.features.serve.api.routing import JSON, Asked, Operation
 from goondan.kernel.cli import beside
 
@@ -26,33 +27,6 @@ _HEADERS: Final = {
     "Last-Event-ID": "The id of the last event that came: the stream goes on behind it.",
     "Prefer": "`respond-async`: return when the message is accepted.",
 }
-
-
-class Problem(Struct, omit_defaults=True, rename="camel"):
-    """Why a request failed (RFC 9457)."""
-
-    #: The page of the error's code.
-    type: str
-    #: The code.
-    title: str
-    #: The status of the answer.
-    status: int
-    #: What is wrong.
-    detail: str
-    #: The code: docs/errors.md has all of them.
-    code: str
-    #: What to do about it.
-    suggestion: str | None = None
-    #: After how many milliseconds to try again.
-    retry_after_ms: int | None = None
-    #: Of a message: its id.
-    event_id: str | None = None
-    #: Of a turn that failed: the turn.
-    turn_id: str | None = None
-    #: Its trace.
-    trace_id: str | None = None
-    #: Why it ended.
-    finish_reason: str | None = None
 
 
 def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def test_every_code_has_its_status(code: str) -> None:
     if code.endswith("_NOT_FOUND") and not code.startswith("E_CONFIG"):
         assert status == 404
     told = document(error_payload(code, "a message"))
-    assert told["status"] == status and told["code"] == told["title"] == code
-    assert told["detail"] == "a message" and told["type"].endswith(code) and told["suggestion"]
+    assert told.status == status and told.code == told.title == code
+    assert told.detail == "a message" and told.type.endswith(code) and told.suggestion
 
 
 def test_the_table_names_no_code_twice_and_none_that_is_not_there() -> None:
@@ -34,7 +34,7 @@ def test_the_table_names_no_code_twice_and_none_that_is_not_there() -> None:
 
 
 def test_an_answer_says_when_to_come_again() -> None:
-    answer = problem(GoondanError(error_payload("E_OVERLOADED", "full", retry_after_ms=1200)), eventId="e")
+    answer = problem(GoondanError(error_payload("E_OVERLOADED", "full", retry_after_ms=1200)), event_id="e")
     told = json.loads(bytes(answer.body))
     assert (answer.status_code, answer.headers["retry-after"], answer.media_type) == (503, "2", MEDIA_TYPE)
     assert told["retryAfterMs"] == 1200 and told["eventId"] == "e"
