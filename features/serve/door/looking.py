@@ -250,14 +250,13 @@ async def restart(asked: Asked) -> dict[str, Any]:
 
 
 _AGENT: Final = "/agents/{agent}"
+_CONVERSATION: Final = "/agents/{agent}/conversation"
 _INSTANCE: Final = "One: its conversation in numbers, its process, its last turn, and the messages that wait for it."
 OPERATIONS: Final = (
     Operation("listAgents", "GET", "/agents", "look", "The agents.", agents, list[AgentRow]),
     Operation("listInstances", "GET", "/instances", "look", "The last used first.", instances, query=OfAgent),
     Operation("getInstance", "GET", f"{_AGENT}/instance", "look", _INSTANCE, instance, query=OfInstance),
-    Operation(
-        "getConversation", "GET", f"{_AGENT}/conversation", "look", "Its messages.", conversation, query=Messages
-    ),
+    Operation("getConversation", "GET", _CONVERSATION, "look", "Its messages.", conversation, query=Messages),
     Operation("listTraces", "GET", "/traces", "look", "Turns, the last begun first.", traces, query=Traces),
     Operation("getTrace", "GET", "/traces/{id}", "look", "A turn, or a whole trace.", trace, (Trace, TraceTree)),
     Operation("getReceipts", "GET", "/traces/{id}/receipts", "look", "What was seen of its jails.", receipts),

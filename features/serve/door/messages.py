@@ -192,10 +192,8 @@ async def send(asked: Asked) -> Any:
 
 async def _leave(swarm: Swarm, message: Message, timeout_s: float | None) -> Response:
     event_id = message.event_id or ""
-    if timeout_s is None:
-        trace_id = await swarm.tell(message)
-    else:
-        trace_id = (await swarm.begin(message, timeout_s)).accepted.result()
+    turn = None if timeout_s is None else await swarm.begin(message, timeout_s)
+    trace_id = await swarm.tell(message) if turn is None else turn.accepted.result()
     return json_answer(Accepted(event_id, "accepted", trace_id), 202, {"location": f"{PREFIX}/messages/{event_id}"})
 
 
@@ -246,8 +244,7 @@ def stream(swarm: Swarm, turn: Turn, after: Position | None) -> Response:
     """The stream of a turn behind a position. None: there is nothing more, and a client need not come back."""
     if after is None:
         return Response(status_code=204)
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_events(swarm, turn, after), headers=headers, media_type=_STREAM)
+    return StreamingResponse(_events(swarm, turn, after), headers={"x-accel-buffering": "no"}, media_type=_STREAM)
 
 
 async def _events(swarm: Swarm, turn: Turn, after: Position) -> AsyncIterator[bytes]:
