@@ -261,7 +261,7 @@ def test_thousands_of_connections_leave_memory_and_callers_alone(door: InProcess
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with ExitStack() as stack:
         open_: deque[socket.socket] = deque()
-        for number in range(640):  # of the 1,024 descriptors that a test has
+        for number in range(960):
             if len(open_) == 3 * BOUNDS.connections:
                 open_.popleft().close()
             stream = stack.enter_context(socket.socket())
