@@ -179,46 +179,49 @@ class Turn:
         return None if found is None else found.answer
 
 
-class _Watcher:
-    """Observes a turn that was not begun here."""
+class _Watched:
+    """The turns that were not begun here. One observation is for all of them: a connection has room for a few."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self) -> None:
+        self._turns: dict[str, tuple[Turn, asyncio.Event]] = {}
         self._session: Session | None = None
         self._observation: Observation | None = None
-        self._ended = asyncio.Event()
+        self._beginning = asyncio.Lock()
 
-    async def begin(self, session: Session) -> None:
-        """Observe it by this session, if that is another one. Raises GoondanError."""
-        if session is not self._session:
-            self._session = session
-            agent, key = self._turn.agent, self._turn.instance
-            wish = Observe(agent=agent, instance_key=key, events=256, bytes=64 << 10)
-            self._observation = await session.observe(wish, self._hear)
+    def add(self, turn: Turn) -> asyncio.Event:
+        """Hear of this turn, too. Returns what is set when it has ended."""
+        ended = asyncio.Event()
+        self._turns[turn.event_id] = turn, ended
+        return ended
+
+    async def observe(self, session: Session) -> None:
+        """Observe by this session, if that is another one. Raises GoondanError."""
+        async with self._beginning:
+            if session is not self._session:
+                self._observation = await session.observe(Observe(events=1024, bytes=1 << 20), self._hear)
+                self._session = session
+
+    def remove(self, turn: Turn) -> None:
+        """Hear no more of this turn."""
+        del self._turns[turn.event_id]
+        if not self._turns and self._observation is not None and self._session is not None:
+            if not self._session.over:
+                self._observation.close()
+            self._session = self._observation = None
 
     def _hear(self, heard: Seen | Missed) -> None:
         if isinstance(heard, Missed):
-            self._turn.progress.wants_file = True
-            self._turn.change()
-        elif heard.frame.event_id == self._turn.event_id and heard.event is not None:
+            for turn, _ in self._turns.values():
+                turn.progress.wants_file = True
+                turn.change()
+        elif heard.event is not None and (found := self._turns.get(heard.frame.event_id or "")) is not None:
+            turn, ended = found
             if heard.event.kind == "event.ended":
-                self._ended.set()
+                ended.set()
             elif heard.event.kind != "event.accepted":
-                self._turn.hear(heard.event)
+                turn.hear(heard.event)
         if self._observation is not None:
             self._observation.read(heard.number if isinstance(heard, Seen) else heard.last or 0)
-
-    async def wait(self) -> None:
-        """Wait for its end, or until it is time to look."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
-                await self._ended.wait()
-        self._ended.clear()
-
-    def close(self) -> None:
-        """Observe it no more."""
-        if self._observation is not None and self._session is not None and not self._session.over:
-            self._observation.close()
 
 
 class AgentRow(Struct, frozen=True):
@@ -255,6 +258,7 @@ class Swarm:
         self.place = place
         self._joined = Joined(self._find)
         self._turns: dict[str, Turn] = {}
+        self._watched = _Watched()
         self._agents: tuple[float, list[AgentRow]] | None = None
         self._ended: dict[str, None] = {}  # the turns that are over, the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
@@ -411,11 +415,11 @@ class Swarm:
         if (answer := await turn.take_file(self.state_dir)) is not None:
             return answer
         turn.accepted.set_result(None)
-        seen = _Watcher(turn)
+        ended = self._watched.add(turn)
         try:
             while True:
                 with suppress(GoondanError):  # without it the turn is looked at now and then
-                    await seen.begin(await self._joined.session())
+                    await self._watched.observe(await self._joined.session())
                 waits = True
                 if (answer := await turn.take_file(self.state_dir)) is None:
                     waits = await self._waits(turn.event_id, (turn.agent, turn.instance))
@@ -425,9 +429,12 @@ class Swarm:
                     return answer
                 if not waits:
                     raise fail("E_ANSWER_GONE", f"the message {turn.event_id[:100]!r} has ended, and no answer is kept")
-                await seen.wait()
+                with suppress(TimeoutError):  # then it is time to look
+                    async with asyncio.timeout(POLL_S):
+                        await ended.wait()
+                ended.clear()
         finally:
-            seen.close()
+            self._watched.remove(turn)
 
     async def _waits(self, event_id: str, place: tuple[str, str]) -> bool:
         """Whether a message waits for an instance, or is worked on."""
