@@ -24,7 +24,6 @@ gc.set_threshold(50_000, 20, 20)
 from contextlib import suppress  # noqa: E402
 from typing import Any, Final, NoReturn  # noqa: E402
 
-from goondan.kernel.cli import supervisor_ahead  # noqa: E402
 from goondan.kernel.cli.rules import direct  # noqa: E402
 from goondan.kernel.start import import_whole, uuid_alone  # noqa: E402
 from goondan.schemas.system.secrecy import forbid_core_dumps  # noqa: E402
@@ -105,21 +104,23 @@ def execute(arguments: list[str]) -> int:
             with suppress(OSError):
                 print_error(known, as_json=False)
         return exit_code(known)
-    finally:
-        supervisor_ahead.end()
 
 
 def _run(arguments: list[str], as_json: bool) -> Any:
     line = None if COMPLETING in os.environ else direct.read(arguments)
-    if line is not None:
-        supervisor_ahead.start(line.given["bundle"])
-    uuid_alone()
     if line is None:
+        uuid_alone()
         return import_whole("goondan.kernel.cli.program").run(arguments, as_json=as_json)
-    output = import_whole("goondan.kernel.cli.output")
-    module = import_whole(f"goondan.kernel.cli.commands.{line.command}")
-    output.say_json(wanted=line.as_json)
-    return getattr(module, line.command)(**line.given)
+    ahead = import_whole("goondan.kernel.cli.supervisor_ahead")
+    try:
+        ahead.start(line.given["bundle"])
+        uuid_alone()
+        output = import_whole("goondan.kernel.cli.output")
+        module = import_whole(f"goondan.kernel.cli.commands.{line.command}")
+        output.say_json(wanted=line.as_json)
+        return getattr(module, line.command)(**line.given)
+    finally:
+        ahead.end()
 
 
 def _reader_is_gone() -> int:

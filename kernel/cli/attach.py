@@ -233,6 +233,9 @@ def _held_or_started(
             if error.info.code != "E_KERNEL_RUNNING" or time.monotonic() >= until:
                 raise
             time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
+    from goondan.kernel.cli import supervisor_ahead  # it was imported if a supervisor waits
+
+    supervisor_ahead.end()  # this command may go on for long
     meanwhile()
     return kernel, True
 

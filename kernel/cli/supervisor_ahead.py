@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from goondan.kernel import paths
-from goondan.kernel.start import SUPERVISOR
+from goondan.kernel.start import SUPERVISOR, import_whole
 
 if TYPE_CHECKING:
     from goondan.kernel.ahead import Ahead
@@ -34,6 +34,7 @@ def start(bundle: str | None) -> None:
         path = paths.find_bundle(bundle)
         if os.path.lexists(f"{paths.state_dir(path)}/{paths.FOLDER}/{paths.RECORD}"):
             return
+        import_whole("goondan.kernel.spawn")
         from goondan.kernel.spawn import WAITS, command, environment, start_program
 
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel import ahead, lock, paths
-from goondan.kernel.cli import supervisor_ahead
+from goondan.kernel.cli import EXIT_INTERRUPTED, attach, execute, supervisor_ahead
+from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.start import INSPECTION, SUPERVISOR
 from tests.kernel_fixture import Sandbox, wait_until
 
@@ -189,6 +190,25 @@ def test_where_a_kernel_has_a_record_or_there_is_no_bundle_no_supervisor_waits(
     (tmp_path / "goondan.yaml").unlink()
     supervisor_ahead.start(str(tmp_path / "goondan.yaml"))
     assert not supervisor_ahead._waiting
+
+
+def test_a_command_that_finds_a_kernel_after_all_keeps_no_supervisor(
+    waiting: Callable[[], int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert waiting()
+    monkeypatch.setattr(attach, "hold", lambda place: attach.Kernel(place, -1))
+    attach.attach_or_start(BundleTarget("", ""), (), meanwhile=lambda: None)
+    assert not supervisor_ahead._waiting
+
+
+def test_a_signal_while_the_one_without_use_ends_is_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(supervisor_ahead, "end", interrupted)
+    assert execute(["call", "bash__exec", "{}", "--bundle", str(tmp_path / "none.yaml")]) == EXIT_INTERRUPTED
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="their memory is closed to all but root")
