@@ -23,9 +23,7 @@ import msgspec
 
 from goondan.features import FEATURES, parts
 from goondan.kernel.cli.state import BundleTarget
-from goondan.kernel.spawn import command, environment, start_program
 from goondan.kernel.start import import_whole
-from goondan.kernel.traces.logs import open_log
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload
@@ -65,6 +63,9 @@ def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:
 
     A record in the state says that it runs, for `gdn ps`.
     """
+    from goondan.kernel.spawn import command, environment, start_program  # `gdn ps` needs none of these
+    from goondan.kernel.traces.logs import open_log
+
     reading, writing = os.pipe()
     log: int | None = None
     try:

@@ -17,11 +17,10 @@ import signal
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from goondan.kernel import lock
 from goondan.kernel.cli.attach import Kernel
-from goondan.kernel.cli.observing import Observation, Observer
 from goondan.kernel.cli.one_message import TRANSPORT, Message, client_token, event_frame
 from goondan.schemas.system import blob_files, secrecy
 from goondan.schemas.transport import SOCKETS
@@ -30,6 +29,9 @@ from goondan.schemas.wire import blobs, runtime_events
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, FilePart, Frame, ReplyTo, Shutdown, Welcome
+
+if TYPE_CHECKING:
+    from goondan.kernel.cli.observing import Observation, Observer
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -269,6 +271,8 @@ class Session:
         """Hear of the turns that `wish` names, whoever has asked for them. `listener` gets numbered events, and what it
         has missed; it must not raise. `Observation.read` says what it has read. Raises GoondanError.
         """
+        from goondan.kernel.cli.observing import Observation  # few commands observe
+
         observation = Observation(wish, listener, self._observations)
         try:
             await self._wait(*observation.begin(self._open), WELCOME_S)

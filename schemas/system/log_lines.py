@@ -27,8 +27,8 @@ from goondan.schemas.text.times import rfc3339
 VARIABLE: Final = "GOONDAN_LOG_FORMAT"
 #: Text without an end that is kept (characters), then written as it is.
 MAX_PARTIAL: Final = 1 << 16
-#: How loggers of the kernel begin a record: in local time.
-_RECORD: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) ?")
+#: How loggers of the kernel begin a record: in local time. A text: without the variable no program reads it.
+_RECORD: Final = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) ?"
 #: What the tool host writes for `warning`.
 _WARN: Final = "warn"
 
@@ -91,7 +91,7 @@ def begin_log(role: str, name: str = "") -> None:
 def _parsed(text: str, name: str) -> tuple[float, str, str]:
     """Time (seconds since 1970), level and text of a record."""
     text = text.encode("utf-8", "replace").decode()
-    found = _RECORD.match(text)
+    found = re.match(_RECORD, text)
     if found is None:
         return time.time(), "info", text
     try:

@@ -27,7 +27,8 @@ VARIABLE: Final = "GOONDAN_TRACEPARENT"
 _TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
 #: A turn needs the same few spans again and again; each takes some 200 bytes.
 _REMEMBERED: Final = 64
-_TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?\Z", re.DOTALL)
+#: A text: few programs read such headers, and all import this.
+_TRACEPARENT: Final = r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-(?s:.*))?\Z"
 _SPAN: Final = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
 
 
@@ -48,7 +49,7 @@ def traceparent(trace_id: str, span_id: str) -> str:
 
 def read_traceparent(header: str) -> tuple[str, str] | None:
     """The trace and the span that such a header names; None for what is none. Later versions may say more behind it."""
-    found = _TRACEPARENT.match(header.strip())
+    found = re.match(_TRACEPARENT, header.strip())
     if found is None or found[1] == "ff" or (found[1] == "00" and found[4]):
         return None
     return (found[2], found[3]) if is_trace_id(found[2]) and is_span_id(found[3]) else None

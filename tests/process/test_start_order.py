@@ -57,6 +57,9 @@ NOT_IMPORTED = {
         "asyncio",
         "zmq",
     },
+    "goondan.kernel.cli": {"goondan.kernel.cli.supervisor_ahead", "goondan.kernel.paths", "msgspec"},
+    "goondan.kernel.cli.session": {"goondan.kernel.cli.observing"},
+    "goondan.kernel.cli.commands.processes": {"goondan.kernel.spawn", "goondan.kernel.traces.logs"},
     "goondan.kernel.supervisor.__main__": {
         "secrets",
         "shlex",
