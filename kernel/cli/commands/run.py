@@ -81,7 +81,7 @@ def _detach(place: BundleTarget, words: list[list[str]]) -> int:
     if words:
         try:
             said = _start_beside(place, words)
-        except GoondanError:
+        except BaseException:
             ask_supervisor(place.state_dir, "stop")
             started.wait_end()
             raise

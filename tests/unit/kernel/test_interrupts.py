@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
+from goondan.kernel.cli import starting
+from goondan.kernel.cli.commands import run
 from goondan.kernel.cli.session import Cancelling, Interrupts
+from goondan.kernel.cli.state import BundleTarget
 from goondan.schemas.wire.errors import GoondanError, fail
 
 
@@ -68,3 +72,19 @@ async def test_what_nobody_interrupts_ends_as_it_does() -> None:
     stopped.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopped
+
+
+def test_one_before_what_runs_beside_a_detached_kernel_is_ready_stops_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    done: list[str] = []
+    started = SimpleNamespace(wait_end=lambda: done.append("gone"))
+    monkeypatch.setattr(starting, "start_supervisor", lambda *_, **__: started)
+    monkeypatch.setattr(run, "_start_beside", interrupted)
+    monkeypatch.setattr(run, "ask_supervisor", lambda _, op: done.append(op))
+    with pytest.raises(KeyboardInterrupt):
+        run._detach(BundleTarget("", ""), [["serve"]])
+    assert done == ["stop", "gone"]
