@@ -241,11 +241,7 @@ def turn_messages(state_dir: str, agent: str, key: str, event_id: str) -> list[A
     """
     place = place_of(state_dir, agent, key)
     rows = read_file(place, lambda db: db.execute(OF_TURN, (event_id,)).fetchall()) or []
-    try:
-        found = [msgspec.msgpack.decode(row) for (row,) in rows]
-    except codec.DECODE_ERRORS as error:
-        raise errors.fail("E_STATE", f"{place.path}: a message cannot be read: {error}") from None
-    return [*{message["id"]: message for message in found}.values()]
+    return [*{message["id"]: message for message in (_decoded(place, row) for (row,) in rows)}.values()]
 
 
 #: The messages of an event's turn, as far as it is. The digits of a position stand between `.` and `.:`. A message that
