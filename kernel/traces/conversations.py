@@ -217,14 +217,19 @@ def page(
     """
     place, latest = place_of(state_dir, agent, key), (1 << 62 if before is None else before)
 
-    def read(db: sqlite3.Connection) -> list[tuple[int, bytes]]:
-        return [] if _is_earlier(db, generation) else db.execute(_PAGE, (latest, number + 1)).fetchall()
+    def read(db: sqlite3.Connection) -> tuple[list[bytes], int | None]:
+        taken: list[bytes] = []
+        size, first = 0, None
+        for seq, data in () if _is_earlier(db, generation) else db.execute(_PAGE, (latest, number + 1)):
+            size += len(data)
+            if len(taken) == number or (taken and size > MAX_PAGE_BYTES):
+                return taken, first  # those before it are not read
+            taken.append(data)
+            first = seq
+        return taken, None
 
-    rows = read_file(place, read) or []
-    taken, size = 0, 0
-    while taken < min(number, len(rows)) and (not taken or size + len(rows[taken][1]) <= MAX_PAGE_BYTES):
-        size, taken = size + len(rows[taken][1]), taken + 1
-    return [_decoded(place, data) for _, data in rows[:taken]][::-1], rows[taken - 1][0] if taken < len(rows) else None
+    rows, first = read_file(place, read) or ([], None)
+    return [_decoded(place, data) for data in reversed(rows)], first
 
 
 def _decoded(place: ConversationFile, data: bytes) -> Any:

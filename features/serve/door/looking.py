@@ -41,6 +41,8 @@ PAGE: Final = 20
 MAX_PAGE: Final = 200
 
 _Number = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+#: What SQLite can have.
+_Place = Annotated[int, Meta(ge=0, lt=1 << 62)]
 #: Whether a caller may see what is of an agent.
 Shown = Callable[[str], bool]
 
@@ -63,7 +65,7 @@ class Messages(OfInstance, forbid_unknown_fields=True):
     """A page of a conversation."""
 
     #: The messages before this place, which the page behind it names. None: the last ones.
-    before: int | None = None
+    before: _Place | None = None
     #: How many.
     limit: _Number = 50
 

@@ -285,6 +285,8 @@ def test_what_there_is_is_shown_page_by_page(talker: Api, looker: Api) -> None:
     shown = looker.ask("GET", "/agents/main/instance?instance=shown")[2]
     assert shown["lastTurn"]["turnId"] == turns[-1] and shown["conversation"]["messages"] == 10
 
+    for wrong in ("-1", "9" * 30, "x"):
+        assert looker.ask("GET", f"/agents/main/conversation?before={wrong}")[0] == 400
     roles: list[str] = []
     page: dict[str, Any] = {"before": ""}
     while page["before"] is not None:
