@@ -221,20 +221,28 @@ class SupervisorClient:
             self.pidfd = -1
 
 
+def has_ended(pidfd: int, within_s: float = 0.0) -> bool:
+    """Whether a process has ended, or does within this time (seconds). The descriptor may have any number: a door has
+    thousands, and `select.select` takes those up to 1023.
+    """
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
+
+
 def end_of(pidfd: int, state_dir: str, timeout_s: float = STOP_S, *, leftovers: bool = True) -> bool:
     """Wait for the end of a supervisor. One that does not end in time is killed, and its leftovers are removed. Returns
     whether it ended by itself.
 
     `leftovers`: the processes and folders in the record of the workspace are this supervisor's.
     """
-    readable, _, _ = select.select([pidfd], [], [], timeout_s)
-    if readable:
+    if has_ended(pidfd, timeout_s):
         if leftovers:
             lock.clear_after_death(state_dir)  # a supervisor that ends in order leaves nothing
         return True
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    select.select([pidfd], [], [], 1.0)
+    has_ended(pidfd, 1.0)
     lock.clear_after_death(state_dir)
     return False
 

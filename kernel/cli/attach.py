@@ -10,7 +10,6 @@ Source: docs/design/commands.md section 4.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 from goondan.kernel import lock, rundir
 from goondan.kernel.cli.commands import import_session
 from goondan.kernel.cli.state import BundleTarget
-from goondan.kernel.supervisor_client import ANSWER_S, PEER, READY_S, Reply, SupervisorClient, end_of
+from goondan.kernel.supervisor_client import ANSWER_S, PEER, READY_S, Reply, SupervisorClient, end_of, has_ended
 from goondan.schemas.transport import SOCKETS
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -283,7 +282,7 @@ def hold(place: BundleTarget, started: Started | None = None) -> Kernel | None:
         try:
             reply = client.ask("hold", READY_S)
         except GoondanError as error:
-            gone = select.select([client.pidfd], [], [], max(0.0, until - time.monotonic()))[0]
+            gone = has_ended(client.pidfd, max(0.0, until - time.monotonic()))
             client.close()
             if not gone:
                 raise

@@ -7,12 +7,12 @@ Source: docs/design/commands.md section 4.
 from __future__ import annotations
 
 import asyncio
-import select
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.session import Session
+from goondan.kernel.supervisor_client import has_ended
 
 
 class Joined:
@@ -40,7 +40,7 @@ class Joined:
         """
         if self._open is not None and not self._open[1].over:
             kernel, session = self._open
-            if not select.select([kernel.pidfd], [], [], 0)[0]:  # of its end the session hears a moment later
+            if not has_ended(kernel.pidfd):  # of its end the session hears a moment later
                 return session
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(self._join())

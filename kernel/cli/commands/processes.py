@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import select
 import signal
 import time
 from collections.abc import Iterator
@@ -27,7 +26,15 @@ from goondan.kernel.cli.output import OPERATOR_NOTE, columns, emit
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.rules.waits import render as render_waits
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.supervisor_client import STOP_S, ProcessInfo, SupervisorClient, ask_supervisor, end_of, kernels
+from goondan.kernel.supervisor_client import (
+    STOP_S,
+    ProcessInfo,
+    SupervisorClient,
+    ask_supervisor,
+    end_of,
+    has_ended,
+    kernels,
+)
 from goondan.schemas.text.times import age, rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
@@ -255,7 +262,7 @@ def _hears(pidfd: int) -> bool:
         while time.monotonic() < until:
             with open(f"/proc/{pid}/status") as status:
                 pending = next(line.split()[1] for line in status if line.startswith("ShdPnd:"))
-            if not int(pending, 16) & bit or select.select([pidfd], [], [], HEAR_POLL_S)[0]:
+            if not int(pending, 16) & bit or has_ended(pidfd, HEAR_POLL_S):
                 return True
     except OSError:
         return True  # it is gone
