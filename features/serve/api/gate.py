@@ -239,8 +239,6 @@ class _Exchange:
             else:
                 connection.transport.abort()  # its client has gone, or its token, or the door ends
         finally:
-            if connection is not None:
-                connection.task = None
             self._gate.bodies -= self._held
             if self._gate.log is not None:
                 self._gate.log(msgspec.json.encode(self._line()) + b"\n")

@@ -157,7 +157,7 @@ class Connection(HttpToolsProtocol):
         self._later = b""  # what has come and is not read yet
         #: It counts as one of the room's.
         self.inside = False
-        #: What works on its request.
+        #: What works on its request, or did on the last one.
         self.task: asyncio.Task[Any] | None = None
 
     def connection_made(self, transport: Any) -> None:

@@ -57,6 +57,13 @@ async def quiet(request: Request) -> Response:
     return Response()
 
 
+async def short(request: Request) -> Response:
+    async def events() -> AsyncIterator[bytes]:
+        yield b"data: x\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
 async def deaf(request: Request) -> Response:
     return PlainTextResponse("no matter what")
 
@@ -89,6 +96,7 @@ WAYS = [
     Way("/look", echo, role="look"),
     Way("/stream", endless, role="look"),
     Way("/quiet", quiet, role="look"),
+    Way("/short", short, role="look"),
     Way("/deaf", deaf, ("POST",), role="look"),
     Way("/fails/{how}", fails, role="look"),
     Route("/plain", echo, methods=["POST"]),
@@ -244,6 +252,14 @@ def test_work_ends_when_its_client_goes(door: InProcess) -> None:
     with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
         stream.sendall(door.head("/quiet"))
         time.sleep(0.1)  # it may come in
+    _until("cancelled")
+
+
+def test_work_behind_a_stream_ends_when_its_client_goes(door: InProcess) -> None:
+    SEEN.clear()
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+        stream.sendall(door.head("/short", Connection="keep-alive") + door.head("/quiet", Connection="keep-alive"))
+        time.sleep(0.2)  # the second may come in
     _until("cancelled")
 
 
