@@ -300,7 +300,7 @@ class _Exchange:
             self.streams = named.get(b"content-type", b"").startswith(b"text/event-stream")
             message["headers"] = headers + [header for header in _HEADERS if header[0] not in named]
             connection = self._scope["state"].get(CONNECTION)
-            if connection is not None and b"content-length" in named:
+            if connection is not None and b"content-length" in named and self._scope["method"] != "HEAD":
                 connection.join_next()
         else:
             self._sent += len(message.get("body", b""))

@@ -263,6 +263,10 @@ def test_work_behind_a_stream_ends_when_its_client_goes(door: InProcess) -> None
     _until("cancelled")
 
 
+def test_head_is_refused_in_words(door: InProcess) -> None:
+    assert status(door.asks(door.head("/look", "HEAD"))) == 405
+
+
 def _until(word: str) -> None:
     until = time.monotonic() + 10
     while word not in SEEN:
