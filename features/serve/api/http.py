@@ -38,8 +38,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 #: Where a request finds its connection: in the state of its scope.
 CONNECTION: Final = "connection"
-#: How much may wait to be written on a connection before its writers wait, in this process and in the system (bytes).
-WRITE_BUFFER: Final = 32 << 10
+#: How much may wait to be written on a connection in the system before its writers wait (bytes).
 SEND_BUFFER: Final = 128 << 10
 #: How much is read at once (bytes): a quarter of a MiB comes at once, and may be chunks of one byte.
 PART: Final = 8 << 10
@@ -163,7 +162,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]
         self.flow: _Flow = _Flow(transport)
-        transport.set_write_buffer_limits(WRITE_BUFFER)
+        transport.set_write_buffer_limits(0)  # what waits here has its time, also when the connection ends
         self.inside = self._room.enter(self)
         if self.inside:
             self._limit("head", self._bounds.head_s)
@@ -260,7 +259,6 @@ class Connection(HttpToolsProtocol):
         # anything else has its turn.
         if is_last and self.cycle.more_body and not self.transport.is_closing():
             self.transport.close()
-            self._limit("write", self._bounds.write_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in self._timers.values():
@@ -312,7 +310,6 @@ class HttpService:
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
-                h11_max_incomplete_event_size=bounds.head,
                 timeout_keep_alive=bounds.idle_s,
                 timeout_graceful_shutdown=bounds.goodbye_s,
             )

@@ -33,6 +33,11 @@ class InProcess:
         self.loop = loop
         self.service = service
 
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open."""
+        return self.service._uvicorn.server_state.connections
+
     def call(self, what: Callable[[], Any]) -> None:
         """Do something in the door's loop."""
         self.loop.call_soon_threadsafe(what)

@@ -68,6 +68,10 @@ async def deaf(request: Request) -> Response:
     return PlainTextResponse("no matter what")
 
 
+async def large(request: Request) -> Response:
+    return PlainTextResponse("x" * int(request.query_params["bytes"]))
+
+
 async def fails(request: Request) -> Response:
     match request.path_params["how"]:
         case "code":
@@ -97,6 +101,7 @@ WAYS = [
     Way("/stream", endless, role="look"),
     Way("/quiet", quiet, role="look"),
     Way("/short", short, role="look"),
+    Way("/large", large, role="look"),
     Way("/deaf", deaf, ("POST",), role="look"),
     Way("/fails/{how}", fails, role="look"),
     Route("/plain", echo, methods=["POST"]),
@@ -261,6 +266,20 @@ def test_work_behind_a_stream_ends_when_its_client_goes(door: InProcess) -> None
         stream.sendall(door.head("/short", Connection="keep-alive") + door.head("/quiet", Connection="keep-alive"))
         time.sleep(0.2)  # the second may come in
     _until("cancelled")
+
+
+def test_the_end_of_an_answer_is_cut_too(door: InProcess) -> None:
+    """An answer that has gone to the system but for its end, however long that is."""
+    with ExitStack() as stack:
+        for size in range(90_000, 500_000, 10_000):
+            stream = stack.enter_context(socket.socket())
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stream.connect(("127.0.0.1", door.port))
+            stream.sendall(door.head(f"/large?bytes={size}"))
+        until = time.monotonic() + 10
+        while open_ := len(door.connections):
+            assert time.monotonic() < until, f"{open_} are open"
+            time.sleep(0.05)
 
 
 def test_head_is_refused_in_words(door: InProcess) -> None:
