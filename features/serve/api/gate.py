@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 
-from goondan.features.serve.api.http import CONNECTION, Bounds, Message, Receive, Send
+from goondan.features.serve.api.http import CONNECTION, Bounds, Connection, Message, Receive, Send
 from goondan.features.serve.api.problems import problem, status_of
 from goondan.features.serve.api.rules.callers import Role, Tokens
 from goondan.features.serve.api.rules.heads import Head, Names, Refusal, judge
@@ -188,19 +188,17 @@ class Gate:
     @contextlib.contextmanager
     def counted(self, head: Head, exchange: _Exchange) -> Iterator[None]:
         """One more request of a caller, while it is open. Raises Refused 429."""
-        caller, task = head.caller, asyncio.current_task()
-        if self._open[caller.name] >= self.bounds.open:
-            message = f"{self.bounds.open} requests with the token {caller.name} are open"
-            raise refused(429, message, "E_OVERLOADED")
-        self._open[caller.name] += 1
-        if task is not None:
-            self._inside[task] = exchange
+        name = head.caller.name
+        if self._open[name] >= self.bounds.open:
+            raise refused(429, f"{self.bounds.open} requests with the token {name} are open", "E_OVERLOADED")
+        task: Any = asyncio.current_task()
+        self._open[name] += 1
+        self._inside[task] = exchange
         try:
             yield
         finally:
-            self._open[caller.name] -= 1
-            if task is not None:
-                self._inside.pop(task, None)
+            self._open[name] -= 1
+            del self._inside[task]
 
 
 class _Exchange:
@@ -211,6 +209,7 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._connection: Connection = scope["state"][CONNECTION]
         self._began = time.time(), time.monotonic()
         #: What its head says, when it was let in.
         self.head: Head | None = None
@@ -225,14 +224,11 @@ class _Exchange:
         self._sent = 0
 
     async def run(self) -> None:
-        connection = self._scope["state"].get(CONNECTION)
+        connection = self._connection
         try:
-            if connection is not None:
-                connection.task = asyncio.current_task()
-            await self._answered(connection)
+            connection.task = asyncio.current_task()
+            await self._answered()
         except asyncio.CancelledError:
-            if connection is None:
-                raise
             if self.streams and self._gate.ended and not connection.flow.write_paused:
                 await self._send({"type": "http.response.body", "body": COME_BACK, "more_body": True})
                 connection.transport.close()  # without the last chunk: the stream is not whole
@@ -243,12 +239,11 @@ class _Exchange:
             if self._gate.log is not None:
                 self._gate.log(msgspec.json.encode(self._line()) + b"\n")
 
-    async def _answered(self, connection: Any) -> None:
+    async def _answered(self) -> None:
         try:
             head = self._gate.judge(self._scope)
             self.head = head
-            if connection is not None:
-                connection.let_in()
+            self._connection.let_in()
             if self._gate.ended:
                 raise refused(503, "the door is closing", "E_LINK_CLOSED")
             with self._gate.counted(head, self):
@@ -271,11 +266,9 @@ class _Exchange:
     async def _body(self) -> Message:
         if self._whole:
             return await self._receive()
-        connection = self._scope["state"].get(CONNECTION)
         try:
             # What is here needs no timer.
-            is_here = connection is not None and connection.body_is_here
-            async with contextlib.nullcontext() if is_here else asyncio.timeout_at(self._until):
+            async with contextlib.nullcontext() if self._connection.body_is_here else asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
             raise refused(408, f"the body did not come within {self._gate.bounds.body_s:g} s") from None
@@ -299,9 +292,8 @@ class _Exchange:
             named = {name.lower(): value for name, value in headers}
             self.streams = named.get(b"content-type", b"").startswith(b"text/event-stream")
             message["headers"] = headers + [header for header in _HEADERS if header[0] not in named]
-            connection = self._scope["state"].get(CONNECTION)
-            if connection is not None and b"content-length" in named and self._scope["method"] != "HEAD":
-                connection.join_next()
+            if b"content-length" in named and self._scope["method"] != "HEAD":
+                self._connection.join_next()
         else:
             self._sent += len(message.get("body", b""))
         await self._send(message)

@@ -86,7 +86,9 @@ class Room:
         if self._count >= self.bounds.connections and not self._strangers:
             return False
         if self._count >= self.bounds.connections or len(self._strangers) >= self.bounds.strangers:
-            self._drop(next(iter(self._strangers)))
+            oldest = next(iter(self._strangers))
+            self.leave(oldest)
+            oldest.transport.abort()
         self._count += 1
         self._strangers[connection] = None
         return True
@@ -101,10 +103,6 @@ class Room:
             connection.inside = False
             self._count -= 1
             self._strangers.pop(connection, None)
-
-    def _drop(self, stranger: Connection) -> None:
-        self.leave(stranger)
-        stranger.transport.abort()
 
 
 class _Flow(FlowControl):
