@@ -65,13 +65,13 @@ class Question(NamedTuple):
     #: The lists of the answer whose rows each have an agent; other lists are for those who may see all agents. None:
     #: the answer is of one agent.
     rows: tuple[str, ...] | None = None
-    #: The question that tells of which agent it is, asked first.
+    #: The question that tells of which agent it is, asked first for a caller who may not see all.
     first: str = ""
 
     async def ask(self, asked: Asked) -> Any:
         """The broker's answer, as far as it is of agents of the caller. Raises GoondanError."""
         name = {self.field: asked.path["id"]} if self.field else {}
-        if self.first:
+        if self.first and "*" not in asked.caller.agents:  # who may see all is told again what was done
             asked.caller.check_agent((await question(asked, self.first, name))["agent"])
         answer = await question(asked, self.op, {**name, **_fields(asked)})
         if self.rows is None:
