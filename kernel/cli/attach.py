@@ -112,6 +112,12 @@ class Supervised(Kernel):
         self._client.close()
 
 
+def ticks_of(pid: int) -> int:
+    """When a process began (ticks since the machine did). Raises OSError when there is none."""
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[19])
+
+
 class ByHand(Kernel):
     """A broker that was started by hand, without a supervisor. This command neither starts nor ends it."""
 
@@ -123,9 +129,7 @@ class ByHand(Kernel):
     @property
     def started_ms(self) -> int:
         """When its process began: CLOCK_BOOTTIME in milliseconds."""
-        with open(f"/proc/{self.pid}/stat") as stat:
-            ticks = int(stat.read().rpartition(")")[2].split()[19])
-        return ticks * 1000 // os.sysconf("SC_CLK_TCK")
+        return ticks_of(self.pid) * 1000 // os.sysconf("SC_CLK_TCK")
 
     @property
     def entry_agent(self) -> str | None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.features import FEATURES, parts
+from goondan.kernel.cli.attach import ticks_of
 from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.start import import_whole
 from goondan.schemas.text.times import rfc3339
@@ -86,7 +87,7 @@ def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:
             os.close(log)
     try:
         document = _told(reading, f"gdn {words[0]}")
-        record = Beside(words[0], pid, _ticks(pid), str(document.get("text", "")), rfc3339(time.time()))
+        record = Beside(words[0], pid, ticks_of(pid), str(document.get("text", "")), rfc3339(time.time()))
         with suppress(OSError), open(_record(place.state_dir, words[0]), "wb") as file:
             file.write(msgspec.json.encode(record))
         return document
@@ -119,19 +120,13 @@ def running(state_dir: str) -> list[Beside]:
     for name in offered():
         with suppress(OSError, msgspec.DecodeError), open(_record(state_dir, name), "rb") as file:
             one = msgspec.json.decode(file.read(MAX_DOCUMENT), type=Beside)
-            if _ticks(one.pid) == one.ticks:
+            if ticks_of(one.pid) == one.ticks:
                 found.append(one)
     return found
 
 
 def _record(state_dir: str, name: str) -> str:
     return f"{state_dir}/beside-{name}.json"
-
-
-def _ticks(pid: int) -> int:
-    """When a process began. Raises OSError when there is none."""
-    with open(f"/proc/{pid}/stat") as stat:
-        return int(stat.read().rpartition(")")[2].split()[19])
 
 
 def _told(reading: int, name: str) -> dict[str, Any]:

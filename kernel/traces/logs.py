@@ -254,7 +254,7 @@ def parse(line: bytes) -> tuple[float | None, str | None, str]:
             at = _moment(said.time) if isinstance(said.time, str) else said.time
             return at, said.level.upper(), _cut(_words(said.fields or said, said.message))
     match = _TIMED.match(text)
-    time = None if match is None else _seconds(match[1], match[2])
+    time = None if match is None else _moment(f"{match[1]}.{match[2]}")
     if match is None or time is None:
         return None, None, _cut(text)
     rest = text[match.end() :]
@@ -278,13 +278,6 @@ def _words(said: _Whose, message: str) -> str:
 def _moment(at: str) -> float | None:
     try:
         return datetime.datetime.fromisoformat(at).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _seconds(day_and_time: str, ms: str) -> float | None:
-    try:
-        return datetime.datetime.fromisoformat(f"{day_and_time}.{ms}").timestamp()
     except (ValueError, OverflowError):
         return None
 

@@ -16,9 +16,10 @@ import msgspec
 
 from goondan.kernel.traces.conversations import OF_TURN, place_of, read_file
 from goondan.kernel.traces.rules.progress import Call, Stored
+from goondan.kernel.traces.search import answer_of
 from goondan.schemas.system import trace_index
 from goondan.schemas.text.visible import argument_line
-from goondan.schemas.wire import codec, frames
+from goondan.schemas.wire import codec
 
 _TURN: Final = "SELECT turn_id, status, answer, first_note FROM turns WHERE event_key = ?"
 _STEPS: Final = (
@@ -67,7 +68,7 @@ def _read(db: sqlite3.Connection, event_id: str) -> Stored | None:
     steps = {}
     if len(said) == len(answered):
         steps = {step: _step(message, ends) for step, message in zip(answered, said.values(), strict=True)}
-    return Stored(steps, None if status == "running" or answer is None else _answer(answer))
+    return Stored(steps, None if status == "running" else answer_of(answer))
 
 
 def _end(result: Any) -> tuple[str, str | None]:
@@ -84,10 +85,3 @@ def _step(message: dict[str, Any], ends: dict[str, tuple[str, str | None]]) -> t
             end, code = ends.get(part["toolCallId"], ("", None))
             calls.append(Call(part["toolCallId"], part["toolName"], argument_line(part["args"]) or None, end, code))
     return "".join(part["text"] for part in parts if part.get("type") == "text"), calls
-
-
-def _answer(data: bytes) -> frames.Answer | None:
-    try:
-        return msgspec.msgpack.decode(data, type=frames.AgentEvent).answer
-    except codec.DECODE_ERRORS:
-        return None
