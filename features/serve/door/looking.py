@@ -106,8 +106,7 @@ async def instances(asked: Asked) -> list[dict[str, Any]]:
 
 async def instance(asked: Asked) -> dict[str, Any]:
     """One instance."""
-    agent = asked.agent
-    return await asyncio.to_thread(instance_document, asked.swarm.place, agent, asked.query.instance)
+    return await asyncio.to_thread(instance_document, asked.swarm.place, asked.agent, asked.query.instance)
 
 
 async def conversation(asked: Asked) -> dict[str, Any]:
@@ -213,8 +212,7 @@ def _prune(turn: Trace, shown: Shown) -> Trace:
 
 async def receipts(asked: Asked) -> list[dict[str, Any]]:
     """What the tool host observed of the calls of a trace."""
-    found = await asyncio.to_thread(_trace, asked)
-    return [_receipt(call) for call in calls_of(found) if call.receipt is not None]
+    return [_receipt(call) for call in calls_of(await asyncio.to_thread(_trace, asked)) if call.receipt is not None]
 
 
 def _receipt(call: ToolCall) -> dict[str, Any]:
@@ -229,8 +227,9 @@ def _receipt(call: ToolCall) -> dict[str, Any]:
 
 async def processes(asked: Asked) -> list[ProcessInfo]:
     """The processes of the kernel, and those of the caller's agents."""
-    rows = await asyncio.to_thread(_processes, asked.swarm)
-    return [row for row in rows if row.role != "agent" or asked.caller.may_speak_to(row.name)]
+    rows, may = await asyncio.to_thread(_processes, asked.swarm), asked.caller.may_speak_to
+    everything = "*" in asked.caller.agents  # what has an instance and is no agent does not say whose it is
+    return [one for one in rows if everything or (may(one.name) if one.role == "agent" else one.instance_key is None)]
 
 
 def _processes(swarm: Swarm) -> list[ProcessInfo]:
