@@ -157,7 +157,7 @@ class _Door(Struct):
 
         if self.token_file is not None:
             return parse(read_private(self._token_path))
-        self.made = f"{self.target.state_dir}/{LOCAL}-{port}.token"
+        self.made = f"{self.target.state_dir}/{LOCAL}{'6' if ':' in self.address else ''}-{port}.token"
         drop(self.made)
         return Tokens.single(single_token(self.made), Caller(LOCAL, "operate", ("*",)))
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,23 @@ def test_alone_it_starts_the_swarm_and_serves_it_until_a_signal(kernel: Sandbox)
         assert kernel.ps(), "a swarm runs"
         token = token_file.read_text().strip()
         assert token not in Path(f"/proc/{told['pid']}/cmdline").read_text()
+        _at_the_same_port(kernel, told)
+        assert token_file.read_text().strip() == token
         told["process"].send_signal(signal.SIGINT)
         assert told["process"].wait(30) == 130
         assert not token_file.exists(), "the token goes with the door"
         assert token.encode() not in told["process"].stderr.read()
     wait_until(lambda: not kernel.ps(), what="the swarm ends with the last that used it")
+
+
+def _at_the_same_port(kernel: Sandbox, told: dict[str, Any]) -> None:
+    """A second door of the swarm, at the other address of loopback: neither takes the other one's token along."""
+    with suppress(OSError), socket.socket(socket.AF_INET6) as free:  # else there is no IPv6, or the port is not free
+        free.bind(("::1", told["port"]))
+        free.close()
+        with door(kernel, "--port", str(told["port"]), "--address", "::1") as other:
+            assert other["tokenFile"] != told["tokenFile"]
+            assert asks(told)[0] == 404
 
 
 def test_beside_a_kernel_it_lives_and_ends_with_it(kernel: Sandbox) -> None:
