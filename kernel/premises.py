@@ -18,7 +18,7 @@ from msgspec import Struct
 from goondan.kernel import lock, paths, rundir
 from goondan.schemas.system.directories import Directory
 from goondan.schemas.text.times import rfc3339
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Signals that wait, at a restart in place, until the new program can handle them: their default would end it.
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -87,7 +87,11 @@ class Premises:
             leftovers=[] if earlier is None else sorted({earlier.run_dir, *earlier.leftovers}),
         )
         made = cls(locks, directory, record, unused)
-        made._write()
+        try:
+            made._write()
+        except OSError as error:
+            locks.close()
+            raise fail("E_STATE", f"{state_dir}: {error.strerror}") from None
         return made
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -222,6 +223,20 @@ def test_a_kernel_takes_away_what_it_has_made(short_tmp: Path, monkeypatch: pyte
     assert sorted(os.listdir(short_tmp)) == ["state"]
     assert sorted(os.listdir(f"{state_dir}/kernel")) == ["alive", "lock"]
     assert lock.read_record(state_dir) is None
+
+
+def test_without_room_for_the_record_it_is_one_error_and_nothing_is_held(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    state_dir = str(short_tmp / "state")
+    with monkeypatch.context() as full:
+        full.setattr(lock, "write_record", write)
+        with pytest.raises(GoondanError, match="No space left"):
+            enter(state_dir, short_tmp)
+    enter(state_dir, short_tmp).leave()
 
 
 def test_what_is_not_the_kernels_stays_in_a_directory_that_was_named_by_hand(short_tmp: Path) -> None:
