@@ -113,9 +113,10 @@ class Supervised(Kernel):
 
 
 def ticks_of(pid: int) -> int:
-    """When a process began (ticks since the machine did). Raises OSError when there is none."""
+    """When a process began (ticks since the machine did); 0: it has ended. Raises OSError when there is none."""
     with open(f"/proc/{pid}/stat") as stat:
-        return int(stat.read().rpartition(")")[2].split()[19])
+        state, *fields = stat.read().rpartition(")")[2].split()
+    return 0 if state in "ZX" else int(fields[18])  # perhaps nobody has asked yet how it ended
 
 
 class ByHand(Kernel):

@@ -120,7 +120,7 @@ def running(state_dir: str) -> list[Beside]:
     for name in offered():
         with suppress(OSError, msgspec.DecodeError), open(_record(state_dir, name), "rb") as file:
             one = msgspec.json.decode(file.read(MAX_DOCUMENT), type=Beside)
-            if ticks_of(one.pid) == one.ticks:
+            if 0 < ticks_of(one.pid) == one.ticks:
                 found.append(one)
     return found
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from goondan.kernel import lock, spawn
+from goondan.kernel.cli import beside
 from goondan.kernel.premises import Premises
 from goondan.kernel.supervisor.reaping import (
     Exit,
@@ -237,6 +239,19 @@ def test_without_room_for_the_record_it_is_one_error_and_nothing_is_held(
         with pytest.raises(GoondanError, match="No space left"):
             enter(state_dir, short_tmp)
     enter(state_dir, short_tmp).leave()
+
+
+def test_what_ran_beside_a_kernel_and_has_ended_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "offered", lambda: {"serve": "a door"})
+    with subprocess.Popen(["sleep", "60"]) as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        began = int(stat.read_text().rpartition(")")[2].split()[19])
+        record = beside.Beside("serve", process.pid, began, "here", "2026-01-01T00:00:00.000Z")
+        (tmp_path / "beside-serve.json").write_bytes(msgspec.json.encode(record))
+        assert beside.running(str(tmp_path)) == [record]
+        process.kill()
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+        assert beside.running(str(tmp_path)) == [], "nobody has asked yet how it ended"
 
 
 def test_what_is_not_the_kernels_stays_in_a_directory_that_was_named_by_hand(short_tmp: Path) -> None:
