@@ -18,9 +18,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import Struct
@@ -77,8 +77,10 @@ def serve(
     target = locate(bundle, policy, trust=trust)
     door = _Door(target, port, address, hosts, token_file, log)
     _import_server()
+    import uvloop
+
     with attach.attach(target) if is_beside else attach.attach_or_start(target, ()) as kernel:
-        status = _run(door.run(kernel.pidfd if is_beside else None))
+        status = uvloop.run(door.run(kernel.pidfd if is_beside else None))
     if status:
         raise SystemExit(status)
 
@@ -94,13 +96,6 @@ def _import_server() -> None:
         raise fail("E_USAGE", message, suggestion="Install goondan-kernel[serve].") from None
     for name in ("uvicorn", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-
-
-def _run(work: Coroutine[Any, Any, int]) -> int:
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 class _Door(Struct):
@@ -177,11 +172,9 @@ class _Door(Struct):
     async def _until_over(self, gate: Gate, service: HttpService, pidfd: int | None) -> int:
         """Serve until there is a reason to end: the first signal ends new requests, the second those under way."""
         loop = asyncio.get_running_loop()
-        over = asyncio.Event()
 
         def end() -> None:
-            service.stop(now=over.is_set())
-            over.set()
+            service.stop(now=gate.ended)
             gate.end()
 
         def kernel_ended() -> None:
@@ -205,13 +198,11 @@ class _Door(Struct):
         if self.made is not None:
             return
         from goondan.features.serve.api.rules.callers import Tokens, parse
-        from goondan.features.serve.api.token_files import Watched
+        from goondan.features.serve.api.token_files import Watched, read_private
 
-        def changed(text: str | GoondanError) -> None:
+        def changed() -> None:
             try:
-                if isinstance(text, GoondanError):
-                    raise text
-                gate.replace(parse(text))
+                gate.replace(parse(read_private(self._token_path)))
                 write("the token file was read again", stream=sys.stderr)
             except GoondanError as error:
                 gate.replace(Tokens([]))

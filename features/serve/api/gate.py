@@ -25,8 +25,9 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Message, Receive, Scope, Send
 
-from goondan.features.serve.api.http import CONNECTION, Bounds, Connection, Message, Receive, Send
+from goondan.features.serve.api.http import CONNECTION, Bounds, Connection
 from goondan.features.serve.api.problems import problem, status_of
 from goondan.features.serve.api.rules.callers import Role, Tokens
 from goondan.features.serve.api.rules.heads import Head, Names, Refusal, judge
@@ -133,7 +134,7 @@ class Gate:
         #: Nobody new is let in.
         self.ended = False
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] == "http":
             await _Exchange(self, scope, receive, send).run()
@@ -156,7 +157,7 @@ class Gate:
 
     # --- for exchanges
 
-    def find(self, scope: Message) -> BaseRoute:
+    def find(self, scope: Scope) -> BaseRoute:
         """The way of a request; what its path says is put into the scope. Raises Refused 404, 405."""
         if (plain := self._plain.get((scope["method"], scope["path"]))) is not None:
             scope["path_params"] = {}
@@ -178,7 +179,7 @@ class Gate:
         """What makes the answer of an error at this path."""
         return next((form for prefix, form in self._forms if path.startswith(prefix)), problem)
 
-    def judge(self, scope: Message) -> Head:
+    def judge(self, scope: Scope) -> Head:
         """What the head says. Raises Refused."""
         head = judge(scope, self._names, self._tokens)
         if isinstance(head, Refusal):
@@ -204,7 +205,7 @@ class Gate:
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, gate: Gate, scope: Message, receive: Receive, send: Send) -> None:
+    def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate = gate
         self._scope = scope
         self._receive = receive

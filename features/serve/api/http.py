@@ -21,20 +21,16 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
 import uvicorn
 from msgspec import Struct
 from msgspec.structs import replace
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 #: Where a request finds its connection: in the state of its scope.
 CONNECTION: Final = "connection"
@@ -149,7 +145,6 @@ class Connection(HttpToolsProtocol):
         self.app_state = {**self.app_state, CONNECTION: self}
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
         self._spare = self._bounds.head  # bytes that may come and are no body: of a head, sizes of chunks, trailers
-        self._in_head = False
         self._is_deaf = False  # what comes is no request any more, and the answer to the last one ends the connection
         self._later = b""  # what has come and is not read yet
         #: It counts as one of the room's.
@@ -205,18 +200,14 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_QUEUED:
             raise ValueError(f"more than {MAX_QUEUED} requests at once")
-        self._spare, self._in_head = self._bounds.head, True
+        self._spare = self._bounds.head
         super().on_message_begin()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # not in a trailer
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        self._in_head = False
         if not self.url.startswith(b"/"):
             raise ValueError("a request names a path")
         super().on_headers_complete()
+        self.headers = []  # for trailers, which nobody reads
 
     def on_body(self, body: bytes) -> None:
         self._spare = min(self._spare + 8 * len(body), self._bounds.head)
@@ -293,7 +284,7 @@ class _Quiet(uvicorn.Server):
 class HttpService:
     """An application on a socket that listens."""
 
-    def __init__(self, app: App, listening: socket.socket, bounds: Bounds) -> None:
+    def __init__(self, app: ASGIApp, listening: socket.socket, bounds: Bounds) -> None:
         self._listening = listening
         bounds = _within_descriptors(bounds)
         protocol: Any = partial(Connection, Room(bounds))

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from goondan.features.serve.api.gate import MAX_BODY, Way, refused
-from goondan.features.serve.api.http import Message, Receive, Send
 from goondan.features.serve.api.rules.callers import Caller, Role
 from goondan.features.serve.api.swarm import Swarm
 from goondan.schemas.wire.errors import fail
@@ -96,7 +96,7 @@ class _Endpoint(Struct, frozen=True):
     #: The kernel behind the door.
     swarm: Swarm
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         operation, request = self.operation, Request(scope, receive)
         query = None if operation.query is None else _query(operation.query, request)
         body = None if operation.body is None else await _body(operation.body, request)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.features.serve.api.rules.callers import MAX_TOKEN, MIN_TOKEN, is_token
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import fail
 
 #: The largest file (bytes): each of its tokens may be as long as tokens are.
 MAX_FILE: Final = 1 << 20
@@ -66,10 +66,10 @@ def drop(path: str) -> None:
 
 
 class Watched:
-    """A file that is read anew when it changes, or at once when `look` is set."""
+    """A file that is looked at again and again, or at once when `look` is set."""
 
-    def __init__(self, path: str, changed: Callable[[str | GoondanError], None]) -> None:
-        """`changed` gets the text, or why there is none."""
+    def __init__(self, path: str, changed: Callable[[], None]) -> None:
+        """`changed` is called when it may have changed."""
         self._path = path
         self._changed = changed
         self._seen = _state(path)
@@ -87,10 +87,7 @@ class Watched:
                 continue
             self.look.clear()
             self._seen = seen
-            try:
-                self._changed(read_private(self._path))
-            except GoondanError as error:
-                self._changed(error)
+            self._changed()
 
 
 def _state(path: str) -> tuple[int, ...]:
