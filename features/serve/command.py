@@ -124,7 +124,6 @@ class _Door(Struct):
         from goondan.features.serve.api.swarm import Swarm
         from goondan.features.serve.api.token_files import drop
 
-        bounds = Bounds()
         try:
             listening = listen(self.port, self.address)
         except (OSError, ValueError) as error:
@@ -139,9 +138,9 @@ class _Door(Struct):
                     ways = [way for door in doors for way in door.routes(swarm)]
                     forms = {prefix: form for door in doors for prefix, form in getattr(door, "FORMS", {}).items()}
                     names = Names(port, self.address, self.hosts)
-                    gate = Gate(ways, names, tokens, bounds, forms, _write_line if self.log else None)
+                    gate = Gate(ways, names, tokens, Bounds(), forms, _write_line if self.log else None)
                     self._say(listening)
-                    return await self._until_over(gate, HttpService(gate, listening, bounds), pidfd)
+                    return await self._until_over(gate, HttpService(gate, listening, gate.bounds), pidfd)
             finally:
                 if self.made is not None:
                     drop(self.made)

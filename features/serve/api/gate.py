@@ -136,8 +136,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "http":
-            await _Exchange(self, scope, receive, send).run()
+        await _Exchange(self, scope, receive, send).run()
 
     def replace(self, tokens: Tokens) -> None:
         """From now on these are the tokens. Requests and streams whose token has gone, or says less, lose their
@@ -244,7 +243,7 @@ class _Exchange:
         try:
             head = self._gate.judge(self._scope)
             self.head = head
-            self._connection.let_in()
+            self._connection.room.let_in(self._connection)
             if self._gate.ended:
                 raise refused(503, "the door is closing", "E_LINK_CLOSED")
             with self._gate.counted(head, self):
@@ -269,7 +268,9 @@ class _Exchange:
             return await self._receive()
         try:
             # What is here needs no timer.
-            async with contextlib.nullcontext() if self._connection.body_is_here else asyncio.timeout_at(self._until):
+            async with (
+                asyncio.timeout_at(self._until) if self._connection.cycle.more_body else contextlib.nullcontext()
+            ):
                 message = await self._receive()
         except TimeoutError:
             raise refused(408, f"the body did not come within {self._gate.bounds.body_s:g} s") from None

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -139,7 +138,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, room: Room, **given: Any) -> None:
         super().__init__(**given)
-        self._room = room
+        #: Where it is counted.
+        self.room = room
         self._bounds = room.bounds
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.app_state = {**self.app_state, CONNECTION: self}
@@ -156,15 +156,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(_Joining(transport))  # type: ignore[arg-type]
         self.flow: _Flow = _Flow(transport)
         transport.set_write_buffer_limits(0)  # what waits here has its time, also when the connection ends
-        self.inside = self._room.enter(self)
+        self.inside = self.room.enter(self)
         if self.inside:
             self._limit("head", self._bounds.head_s)
         else:
             transport.abort()
-
-    def let_in(self) -> None:
-        """The request has shown a token."""
-        self._room.let_in(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -222,11 +218,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive, self._is_deaf = False, True
             self.flow.pause_reading()
 
-    @property
-    def body_is_here(self) -> bool:
-        """Whether the whole body of the request has come."""
-        return not self.cycle.more_body
-
     def join_next(self) -> None:
         """What is written next leaves with what is written then: the head of an answer with its body."""
         self.transport.joins = True  # type: ignore[attr-defined]
@@ -250,10 +241,9 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        self._room.leave(self)
+        for what in [*self._timers]:
+            self._free(what)
+        self.room.leave(self)
         super().connection_lost(exc)
         if self.task is not None and not self._between:  # else it only ends what nobody waits for
             self.task.cancel()
@@ -273,14 +263,6 @@ class Connection(HttpToolsProtocol):
             timer.cancel()
 
 
-class _Quiet(uvicorn.Server):
-    """Signals are the command's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class HttpService:
     """An application on a socket that listens."""
 
@@ -288,7 +270,7 @@ class HttpService:
         self._listening = listening
         bounds = _within_descriptors(bounds)
         protocol: Any = partial(Connection, Room(bounds))
-        self._uvicorn = _Quiet(
+        self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 app,
                 http=protocol,
@@ -303,6 +285,8 @@ class HttpService:
                 timeout_graceful_shutdown=bounds.goodbye_s,
             )
         )
+        # Signals are the command's.
+        self._uvicorn.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 
     async def serve(self) -> None:
         """Serve until `stop`."""

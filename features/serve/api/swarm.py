@@ -132,7 +132,7 @@ class Turn:
                     told_at = clock()
                 if self.progress.wants_file:
                     self._read_file(state_dir)
-                elif self._is_over and (failed := self.answered.exception()) is not None:
+                elif self._reading is None and self.answered.done() and (failed := self.answered.exception()):
                     raise failed
                 self._bound(reader.position.step)
                 try:
@@ -151,10 +151,6 @@ class Turn:
         """
         if self.progress.characters > MAX_KEPT:
             self.progress.drop_before(min((one.position.step for one in self.readers), default=step))
-
-    @property
-    def _is_over(self) -> bool:
-        return self.answered.done() and self._reading is None
 
     def _read_file(self, state_dir: str) -> None:
         """Have the file read, unless it is being read."""
@@ -297,13 +293,13 @@ class Swarm:
         await asyncio.shield(turn.accepted)
         return turn
 
-    async def tell(self, message: Message, timeout_s: float | None = WELCOME_S) -> str | None:
+    async def tell(self, message: Message) -> str | None:
         """Send a message and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
         Raises the errors of `ask`.
         """
         if (turn := self._known(message)) is not None:
             return await asyncio.shield(turn.accepted)
-        return await self._again(lambda session: session.tell(message, timeout_s or WELCOME_S))
+        return await self._again(lambda session: session.tell(message, WELCOME_S))
 
     async def turn(self, event_id: str, place: tuple[str, str] | None = None) -> Turn:
         """The turn of a message that was sent, perhaps by another door. Raises GoondanError E_EVENT_NOT_FOUND."""
@@ -316,13 +312,13 @@ class Swarm:
             raise fail("E_EVENT_NOT_FOUND", f"no message {event_id[:100]!r} waits, is worked on or was answered")
         return self._turns.get(event_id) or self._start(Turn(event_id, *found), self._watch)
 
-    async def cancel(self, event_id: str, timeout_s: float | None = None) -> str:
+    async def cancel(self, event_id: str) -> str:
         """Cancel a message and wait until it has ended. Returns how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
-        return await (await self._joined.session()).cancel(event_id, timeout_s)
+        return await (await self._joined.session()).cancel(event_id)
 
-    async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
+    async def admin(self, request: dict[str, Any]) -> dict[str, Any]:
         """Ask the broker itself. Raises GoondanError."""
-        return await (await self._joined.session()).admin(request, timeout_s)
+        return await (await self._joined.session()).admin(request)
 
     async def lay_down(self, files: Sequence[tuple[bytes, str]]) -> list[FilePart]:
         """Copy the files of a message, each its content and its name, to where its event names them.
@@ -397,8 +393,7 @@ class Swarm:
                 turn.accepted.set_result(frame.trace_id)
 
         def ask(session: Session) -> Awaitable[Answer]:
-            listener = None if turn is None else turn.hear
-            return session.ask(message, timeout_s=timeout_s, listener=listener, on_accepted=accepted)
+            return session.ask(message, timeout_s=timeout_s, listener=turn.hear if turn else None, on_accepted=accepted)
 
         try:
             return await self._again(ask)

@@ -259,9 +259,7 @@ async def _events(swarm: Swarm, turn: Turn, after: Position) -> AsyncIterator[by
 
 
 def _event(news: News, event_id: str = "") -> bytes:
-    data = news.data
-    if news.kind == "answer":
-        data = answer_document(event_id, data, reasoning=True)
+    data = answer_document(event_id, news.data, reasoning=True) if news.kind == "answer" else news.data
     place = b"" if news.position is None else b"id: " + news.position.encode() + b"\n"
     return b"event: " + news.kind.encode() + b"\n" + place + b"data: " + msgspec.json.encode(data) + b"\n\n"
 

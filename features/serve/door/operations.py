@@ -87,8 +87,7 @@ class Question(NamedTuple):
 def _fields(asked: Asked) -> dict[str, Any]:
     """The query and the body as fields of the question."""
     if asked.body is not None:
-        said = asked.body.reason
-        reason = f"(token {asked.caller.name})" if not said else f"{said} (token {asked.caller.name})"
+        reason = f"{asked.body.reason or ''} (token {asked.caller.name})".lstrip()
         return {**msgspec.to_builtins(asked.body), "reason": reason}
     given = {} if asked.query is None else msgspec.to_builtins(asked.query)
     return {name: value for name, value in given.items() if value}
