@@ -53,21 +53,22 @@ def _read(db: sqlite3.Connection, event_id: str) -> Stored | None:
             number = int(detail) if str(detail).isdigit() else number + 1
         elif number not in answered:
             answered.append(number)
-    said: dict[str, dict[str, Any]] = {}
+    said: dict[str, tuple[str, list[Call]]] = {}
     ends: dict[str, tuple[str, str | None]] = {}
     for (data,) in db.execute(OF_TURN, (event_id,)):
         try:
             message = msgspec.msgpack.decode(data)
             found = message["data"]
             if found["role"] == "assistant":
-                said[message["id"]] = found
+                said[message["id"]] = _said(found["content"])
             elif found["role"] == "tool":
                 ends |= {part["toolCallId"]: _end(part["result"]) for part in found["content"]}
-        except (*codec.DECODE_ERRORS, KeyError, TypeError):
+        except (*codec.DECODE_ERRORS, KeyError, TypeError, AttributeError):
             continue  # another version may write others
-    steps = {}
-    if len(said) == len(answered):
-        steps = {step: _step(message, ends) for step, message in zip(answered, said.values(), strict=True)}
+    for _, calls in said.values():
+        for call in calls:
+            call.end, call.code = ends.get(call.tool_call_id, ("", None))
+    steps = dict(zip(answered, said.values(), strict=True)) if len(said) == len(answered) else {}
     return Stored(steps, None if status == "running" else answer_of(answer))
 
 
@@ -77,11 +78,11 @@ def _end(result: Any) -> tuple[str, str | None]:
     return "completed", None
 
 
-def _step(message: dict[str, Any], ends: dict[str, tuple[str, str | None]]) -> tuple[str, list[Call]]:
-    parts = [part for part in message["content"] if isinstance(part, dict)]
-    calls = []
-    for part in parts:
-        if part.get("type") == "tool-call":
-            end, code = ends.get(part["toolCallId"], ("", None))
-            calls.append(Call(part["toolCallId"], part["toolName"], argument_line(part["args"]) or None, end, code))
+def _said(content: list[Any]) -> tuple[str, list[Call]]:
+    parts = [part for part in content if isinstance(part, dict)]
+    calls = [
+        Call(part["toolCallId"], part["toolName"], argument_line(part["args"]) or None)
+        for part in parts
+        if part.get("type") == "tool-call"
+    ]
     return "".join(part["text"] for part in parts if part.get("type") == "text"), calls

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -190,6 +191,32 @@ def test_where_a_kernel_has_a_record_or_there_is_no_bundle_no_supervisor_waits(
     (tmp_path / "goondan.yaml").unlink()
     supervisor_ahead.start(str(tmp_path / "goondan.yaml"))
     assert not supervisor_ahead._waiting
+
+
+#: A supervisor that waits, and cannot import what it needs.
+BROKEN = """\
+import sys
+from goondan.kernel.supervisor import __main__ as supervisor
+def fails():
+    raise ImportError("a library is broken")
+supervisor.import_shared = fails
+sys.argv = ["supervisor", supervisor.WAITS, sys.argv[1]]
+sys.exit(supervisor.main())
+"""
+
+
+def test_why_one_that_waits_cannot_go_on_is_in_its_log(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        program = [sys.executable, "-I", "-c", BROKEN, str(theirs.fileno())]
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdout=null, stderr=null)
+    start = ahead.Ahead()
+    start.add(SUPERVISOR, process.pid, ours.detach())
+    with open(tmp_path / "log", "wb") as log:
+        assert start.start(SUPERVISOR, [], env={}, output_fd=log.fileno(), pass_fds=()) == process.pid
+    assert process.wait(20) == 1
+    assert "a library is broken" in (tmp_path / "log").read_text()
 
 
 def test_a_command_that_finds_a_kernel_after_all_keeps_no_supervisor(

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from goondan.agentproc.http.provider import Listener
 from goondan.agentproc.machine.turn import AskModel, End
+from goondan.agentproc.model.calls import VoidBefore
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta
 from goondan.agentproc.providers.openai import Reader
 from goondan.agentproc.turn import live as live_module
@@ -409,3 +410,23 @@ async def test_a_turn_is_told_before_it_begins_that_somebody_listens(make: Make)
     runner.take(Frame("listen", event_id="e1", epoch=1, live=True))
     await working
     assert kinds(link)[:2] == ["turn.started", "step.started"]
+
+
+def test_a_second_request_of_a_step_makes_what_the_first_has_said_void() -> None:
+    class Show:
+        wanted = 0
+
+        def __init__(self) -> None:
+            self.told: list[TextDelta] = []
+
+        def __call__(self, delta: TextDelta) -> None:
+            self.told.append(delta)
+
+    show = Show()
+    second = VoidBefore(show)
+    assert second.wanted == 0
+    Show.wanted = 2
+    assert second.wanted == 2
+    for text in ("one", "two"):
+        second(TextDelta(text))
+    assert show.told == [TextDelta("one", again=True), TextDelta("two")]
