@@ -235,6 +235,8 @@ def test_a_kernel_that_is_killed_while_it_restarts_has_lost_nothing_and_repeats_
                 wait_until(lambda pid=pid: kernel.ps()[0]["status"] == "restarting")
             else:
                 wait_until(lambda pid=pid: b"--resume-fd" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            # `ps` may tell a moment before the log does.
+            wait_until(lambda wish=wish: f"an agent wishes it: {wish}" in kernel.log("supervisor"))
             os.kill(pid, signal.SIGKILL)
             kernel.wait_for_nothing()
             kernel.detach()
