@@ -55,7 +55,7 @@ class Waits(Part):
         self.ops = (Op("why", self.tell),)
 
     def tell(self, connection: Connection, frame: frames.Frame, asked: dict[str, Any], now: float) -> None:
-        """`{op: "why", eventId?}`: `{waits, more, cycles, stuck}`; times are milliseconds that something has lasted.
+        """`{op: "why", eventId?}`: `{waits, more, cycles, stuck, turns}`; times are milliseconds that something lasted.
 
         With an event: only of its turn, and of the requests that its turn waits for, and so on. A turn of them that
         waits for nothing has a row `works`.
@@ -76,12 +76,14 @@ class Waits(Part):
         waits.sort(key=lambda row: -row["forMs"])
         edges = {instance.address: [event.instance.address for event in _asked(instance)] for instance in instances}
         stuck = [row for instance in instances if (row := self._stuck(instance, now)) is not None]
+        turns = [_turn(instance.leased, now) for instance in instances if instance.leased is not None]
         listed = fitting(waits[:MAX_LISTED], LIST_BYTES // 2)
         body = {
             "waits": listed,
             "more": len(waits) - len(listed),
-            "cycles": fitting(circles(edges)[:MAX_LISTED], LIST_BYTES // 4),
-            "stuck": fitting(stuck[:MAX_LISTED], LIST_BYTES // 4),
+            "cycles": fitting(circles(edges)[:MAX_LISTED], LIST_BYTES // 8),
+            "stuck": fitting(stuck[:MAX_LISTED], LIST_BYTES // 8),
+            "turns": fitting(sorted(turns, key=lambda row: -row["forMs"])[:MAX_LISTED], LIST_BYTES // 4),
         }
         self._bus.reply(connection, frame.id, body)
 
@@ -221,6 +223,13 @@ def _told(at: float, payload: Raw, instance: Instance, now: float) -> dict[str, 
     again_ms = None if wait.wait_ms is None else _ms(at + wait.wait_ms / 1000 - now)
     row |= {"kind": "model", "model": wait.model or "", "attempt": wait.attempt}
     return row if told.message is None else {**row, "message": told.message, "againMs": again_ms}
+
+
+def _turn(event: Event, now: float) -> dict[str, Any]:
+    """A turn that runs, since its message was accepted."""
+    agent, key = event.instance.agent, event.instance.key
+    about = {"agent": agent, "instanceKey": key, "eventId": event.id, "step": event.work.step}
+    return {**about, "forMs": _ms(now - event.since)}
 
 
 def _row(kind: str, instance: Instance, since: float, now: float) -> dict[str, Any]:

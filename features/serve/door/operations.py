@@ -134,7 +134,7 @@ def _row(
 
 
 _DEAD: Final = "/dead-letters/{id}"
-_WAITS: Final = Question("why", rows=("waits", "stuck"))
+_WAITS: Final = Question("why", rows=("waits", "stuck", "turns"))
 _LETTERS: Final = Question("dead.list", rows=("events",))
 _REQUEUE: Final = Question("dead.requeue", "eventId", first="dead.show")
 _DROP: Final = Question("dead.drop", "eventId", first="dead.show")
@@ -143,7 +143,7 @@ _DECIDE: Final = Question("approve.answer", "id", first="approve.show")
 _USED: Final = Question("budget", rows=("trees",))
 OPERATIONS: Final = (
     Operation("getMailbox", "GET", "/mailbox", "look", "What waits for an instance.", mailbox, query=Mailbox),
-    _row("listWaits", "GET", "/waits", "Who waits for whom.", _WAITS, query=OfEvent),
+    _row("listWaits", "GET", "/waits", "Who works, and who waits for whom.", _WAITS, query=OfEvent),
     _row("listDeadLetters", "GET", "/dead-letters", "Messages given up.", _LETTERS),
     _row("getDeadLetter", "GET", _DEAD, "One, with what it asked.", Question("dead.show", "eventId")),
     _row("requeueDeadLetter", "POST", f"{_DEAD}/requeue", "Send it again, as a new message.", _REQUEUE),

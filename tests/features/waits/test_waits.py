@@ -241,6 +241,19 @@ def test_of_one_event_only_its_turn_and_those_below_it_are_told() -> None:
     assert status_of(look.ask(14.0, "e1")["waits"], ("a", "k")) == own
 
 
+def test_turns_that_run_are_told_whether_they_wait_or_not_the_longest_first() -> None:
+    look = _Look()
+    look.turn.since, look.turn.work.step = 3.0, 2
+    asked = look.request("e2", "b", look.turn)
+    look.event("e3", "c")
+    assert [row["eventId"] for row in look.ask(14.0)["turns"]] == ["e1"]
+    look.mailbox.lease(asked, 10.0)
+    first, second = look.ask(14.0)["turns"]
+    assert first == {"agent": "a", "instanceKey": "k", "eventId": "e1", "step": 2, "forMs": 11_000}
+    assert (second["eventId"], second["step"], second["forMs"]) == ("e2", 0, 9000)
+    assert [row["eventId"] for row in look.ask(14.0, "e2")["turns"]] == ["e2"]
+
+
 def test_a_request_behind_other_messages_says_behind_how_many() -> None:
     look = _Look()
     busy = look.event("e5", "b")
