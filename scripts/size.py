@@ -3,7 +3,8 @@
 A code line holds a token that is neither a comment nor a docstring. So a blank line, a comment on a line of its own and
 each line of a docstring count nothing; each line of any other text in quotes counts. The product is what runs: the
 Python of the packages below. JavaScript, TypeScript and CSS are counted without comments and blank lines; declarations
-that a script makes are not. What lies in a client's folder of tests is tests.
+that a script makes are not, nor are files of others in a folder `vendor`. What lies in a client's folder of tests is
+tests.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def measure(names: Iterable[PurePath], root: Path = ROOT) -> dict[str, int]:
     rows |= {"words of documents": 0, "words of decisions": 0}
     for name in names:
         top = "tests" if name.parts[0] == "clients" and TESTS & set(name.parts[:-1]) else name.parts[0]
-        if str(name) in GENERATED:
+        if str(name) in GENERATED or "vendor" in name.parts:
             continue
         if name.suffix == ".py" and top in (*PRODUCT, *BESIDE):
             source = (root / name).read_text(encoding="utf-8")

@@ -1,0 +1,5 @@
+import { html } from "./view.js";
+
+export default function Cost() {
+  return html`<p>Cost</p>`;
+}

@@ -1,0 +1,5 @@
+import { html } from "./view.js";
+
+export default function Inbox() {
+  return html`<p>Inbox</p>`;
+}

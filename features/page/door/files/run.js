@@ -1,0 +1,5 @@
+import { html } from "./view.js";
+
+export default function Run() {
+  return html`<p>Run</p>`;
+}
