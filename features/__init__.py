@@ -136,6 +136,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature("model_servers", ("api", "bundle")),
     Feature("openai_door", ("door",), needs=("serve",)),
+    Feature("page", ("door",), needs=("serve",)),
     Feature("restart", ("broker", "base")),
     Feature(
         "serve",

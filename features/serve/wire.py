@@ -1,4 +1,4 @@
-"""The errors of the door: a request that is not let in, and one that is none.
+"""The errors of the door: a request that is not let in, and one that is none. And its port.
 
 Source: RFC 9110; docs/errors.md.
 """
@@ -10,6 +10,8 @@ from typing import Final
 
 from goondan.schemas.wire.errors import ErrorCode, add_codes
 
+#: Where a door listens if nothing is said: no other program is known by it.
+PORT: Final = 7117
 ERRORS: Final = add_codes(
     {
         "E_DOOR_REFUSED": ErrorCode(

@@ -6,10 +6,24 @@ one they are problem documents. A way finds its `Caller` as `request.state.calle
 `refused(status, …)` where HTTP has a status for it. It is cancelled when its client goes, and when the door ends if its
 answer is a stream of events.
 
+Importing this raises GoondanError E_USAGE where the packages of a door are not installed.
+
 Source: docs/design/features.md section 1.
 """
 
-from goondan.features.serve.api.gate import Formatter, Refused, Way, refused
+import sys
+
+from goondan.schemas.wire.errors import fail
+
+if sys.modules.get("typing_extensions", sys) is None:  # set aside for quicker starts (kernel/cli/__init__.py)
+    del sys.modules["typing_extensions"]
+try:
+    import uvicorn  # noqa: F401 - now, while nothing else has happened
+
+    from goondan.features.serve.api.gate import Formatter, Refused, Way, refused
+except ModuleNotFoundError as error:
+    message = f"the package {error.name} is not installed"
+    raise fail("E_USAGE", message, suggestion="Install goondan-kernel[serve].") from None
 from goondan.features.serve.api.problems import problem, status_of
 from goondan.features.serve.api.rules.callers import Caller, Role
 from goondan.features.serve.api.swarm import Swarm

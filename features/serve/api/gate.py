@@ -29,8 +29,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from goondan.features.serve.api.http import CONNECTION, Bounds, Connection
 from goondan.features.serve.api.problems import problem, status_of
-from goondan.features.serve.api.rules.callers import Role, Tokens
-from goondan.features.serve.api.rules.heads import Head, Names, Refusal, judge
+from goondan.features.serve.api.rules.callers import Caller, Role, Tokens
+from goondan.features.serve.api.rules.heads import STRANGER, Head, Names, Refusal, judge
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Makes the answer of an error with a status.
@@ -62,7 +62,9 @@ def refused(
 
 
 class Way(Route):
-    """A route that says which role a caller needs (`role`), and how large its body may be (`max_body`, bytes)."""
+    """A route that says which role a caller needs (`role`; None: no token, if its path is plain), and how large its
+    body may be (`max_body`, bytes).
+    """
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Way(Route):
         endpoint: Callable[..., Any],
         methods: Sequence[str] = ("GET",),
         *,
-        role: Role = "operate",
+        role: Role | None = "operate",
         max_body: int = MAX_BODY,
         name: str | None = None,
     ) -> None:
@@ -110,8 +112,11 @@ class Gate:
         bounds: Bounds,
         forms: Mapping[str, Formatter] | None = None,
         log: Callable[[bytes], None] | None = None,
+        callers: Sequence[Callable[[bytes], Caller | None]] = (),
     ) -> None:
-        """`forms`: how errors below a prefix of a path are answered. `log` gets a line for each request."""
+        """`forms`: how errors below a prefix of a path are answered. `log` gets a line for each request. `callers`:
+        who else knows a caller by a digest.
+        """
         self._ways = ways
         #: Those whose paths have no names in them, by method and path.
         self._plain = {
@@ -123,6 +128,7 @@ class Gate:
         self._names = names
         self._forms = sorted((forms or {}).items(), key=lambda form: -len(form[0]))
         self._tokens = tokens
+        self._callers = callers
         self._open: Counter[str] = Counter()
         #: What may be spent, and how many bytes of bodies are in memory.
         self.bounds = bounds
@@ -144,7 +150,7 @@ class Gate:
         """
         self._tokens = tokens
         for task, exchange in self._inside.items():
-            if exchange.head is None or tokens.known(exchange.head.digest) != exchange.head.caller:
+            if exchange.head is None or self._known(exchange.head.digest) != exchange.head.caller:
                 task.cancel()
 
     def end(self) -> None:
@@ -180,10 +186,18 @@ class Gate:
 
     def judge(self, scope: Scope) -> Head:
         """What the head says. Raises Refused."""
-        head = judge(scope, self._names, self._tokens)
+        way = self._plain.get((scope["method"], scope["path"]))
+        head = judge(scope, self._names, self._known, way is not None and way.role is None)
         if isinstance(head, Refusal):
             raise refused(head.status, head.reason, head.code, head.headers)
         return head
+
+    def _known(self, digest: bytes) -> Caller | None:
+        for ask in (self._tokens.known, *self._callers):
+            caller = ask(digest)
+            if caller is not None and (not caller.behind or self._tokens.known(caller.behind)):
+                return caller
+        return None
 
     @contextlib.contextmanager
     def counted(self, head: Head, exchange: _Exchange) -> Iterator[None]:
@@ -243,7 +257,8 @@ class _Exchange:
         try:
             head = self._gate.judge(self._scope)
             self.head = head
-            self._connection.room.let_in(self._connection)
+            if head.caller is not STRANGER:
+                self._connection.room.let_in(self._connection)
             if self._gate.ended:
                 raise refused(503, "the door is closing", "E_LINK_CLOSED")
             with self._gate.counted(head, self):
@@ -254,13 +269,13 @@ class _Exchange:
     async def _let_in(self, head: Head) -> None:
         caller, way = head.caller, self._gate.find(self._scope)
         self._way = way
-        role: Role = getattr(way, "role", "operate")
-        if not caller.may(role):
+        role: Role | None = getattr(way, "role", "operate")
+        if role is not None and not caller.may(role):
             raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {caller.name} has {caller.role}")
         self._most = getattr(way, "max_body", MAX_BODY)
         if head.length is not None and head.length > self._most:
             self._too_large()
-        self._scope["state"]["caller"] = caller
+        self._scope["state"] |= {"caller": caller, "digest": head.digest}
         await way.handle(self._scope, self._body, self._answer)
 
     async def _body(self) -> Message:

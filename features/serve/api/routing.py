@@ -57,8 +57,8 @@ class Operation(NamedTuple):
     method: Literal["GET", "POST", "DELETE"]
     #: The path below PREFIX, with `{names}`.
     path: str
-    #: Who may ask.
-    role: Role
+    #: Who may ask. None: everybody, if its path is plain.
+    role: Role | None
     #: What it does, in one sentence.
     summary: str
     #: Makes the answer: a Response, or what is encoded as JSON.
@@ -80,11 +80,11 @@ class Operation(NamedTuple):
 PREFIX: Final = "/api/v1"
 
 
-def way(operation: Operation, swarm: Swarm) -> Way:
-    """The way of a row."""
+def way(operation: Operation, swarm: Swarm, prefix: str = PREFIX) -> Way:
+    """The way of a row. What OpenAPI says is of those below PREFIX."""
     role, limit = operation.role, operation.max_body
-    made = Way(PREFIX + operation.path, _Endpoint(operation, swarm), [operation.method], role=role, max_body=limit)
-    made.operation = operation._asdict()
+    made = Way(prefix + operation.path, _Endpoint(operation, swarm), [operation.method], role=role, max_body=limit)
+    made.operation = operation._asdict() if prefix is PREFIX else {}
     return made
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
 
+from goondan.features.serve.api.rules.callers import Caller
 from goondan.kernel.cli.attach import Kernel, hold
 from goondan.kernel.cli.joined import Joined
 from goondan.kernel.cli.observing import Missed, Observation, Seen
@@ -252,6 +253,8 @@ class Swarm:
 
     def __init__(self, place: BundleTarget) -> None:
         self.place = place
+        #: Who else knows a caller by the digest of a token: doors add theirs.
+        self.callers: list[Callable[[bytes], Caller | None]] = []
         self._joined = Joined(self._find)
         self._turns: dict[str, Turn] = {}
         self._watched = _Watched()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from goondan.features.serve.api import Formatter
 from goondan.features.serve.api.gate import Gate
 from goondan.features.serve.api.http import Bounds, HttpService, listen
-from goondan.features.serve.api.rules.callers import Tokens, parse
+from goondan.features.serve.api.rules.callers import Caller, Tokens, parse
 from goondan.features.serve.api.rules.heads import Names
 
 #: Tokens of each role, for the agents that their lines say.
@@ -58,6 +58,7 @@ def in_process(
     tokens: Tokens = TOKENS,
     forms: Mapping[str, Formatter] | None = None,
     log: Callable[[bytes], None] | None = None,
+    callers: Sequence[Callable[[bytes], Caller | None]] = (),
 ) -> Iterator[InProcess]:
     """A door with these ways."""
     bounds = bounds or Bounds()
@@ -67,7 +68,7 @@ def in_process(
     async def serve() -> None:
         with listen(0) as listening:
             port = listening.getsockname()[1]
-            gate = Gate(ways, Names(port), tokens, bounds, forms, log)
+            gate = Gate(ways, Names(port), tokens, bounds, forms, log, callers)
             service = HttpService(gate, listening, bounds)
             made.append(InProcess(gate, port, asyncio.get_running_loop(), service))
             ready.set()

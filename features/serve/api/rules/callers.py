@@ -52,6 +52,8 @@ class Caller(Struct, frozen=True):
     role: Role
     #: Patterns (`*`, `?`) of the agents that it may speak to.
     agents: Sequence[str] = ()
+    #: The digest of the token on which this one depends: it goes when that goes.
+    behind: bytes = b""
 
     def may(self, role: Role) -> bool:
         """Whether it may do what needs this role."""

@@ -13,14 +13,14 @@ Source: RFC 9110 section 7; RFC 9112 sections 3.2, 6.3 and 11.2; the Fetch stand
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
-from goondan.features.serve.api.rules.callers import Caller, Tokens, digest_of
+from goondan.features.serve.api.rules.callers import Caller, digest_of
 
 #: What is asked with. HEAD, OPTIONS and the rest have nothing here that they could do.
 METHODS: Final = ("GET", "POST", "DELETE")
@@ -31,6 +31,10 @@ MAX_TARGET: Final = 8192
 #: The most headers.
 MAX_HEADERS: Final = 100
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}\Z")
+#: How a browser says that a person goes to a page: mode and destination.
+_FOLLOWED: Final = [[b"navigate"], [b"document"]]
+#: Who shows no token where none is needed. No token has this name.
+STRANGER: Final = Caller("", "look")
 
 
 class Refusal(Struct, frozen=True):
@@ -94,16 +98,18 @@ class Head(Struct, frozen=True):
     length: int | None
 
 
-def judge(scope: Any, names: Names, tokens: Tokens) -> Head | Refusal:
-    """What a request says, by its ASGI scope; or why it is refused."""
+def judge(scope: Any, names: Names, known: Callable[[bytes], Caller | None], is_open: bool = False) -> Head | Refusal:
+    """What a request says, by its ASGI scope; or why it is refused. `known` says whose token has a digest; `is_open`:
+    it needs none.
+    """
     found: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.lower(), []).append(value)
-    refusal = _addressed(scope, found, names) or _whole(scope, found)
+    refusal = _addressed(scope, found, names, is_open) or _whole(scope, found)
     if refusal is not None:
         return refusal
     digest = digest_of(_token(found.get(b"authorization", [])))
-    caller = tokens.known(digest)
+    caller = known(digest) or (STRANGER if is_open else None)
     if caller is None:
         reason = "the token is missing or is not the right one"
         return Refusal(401, reason, "E_DOOR_REFUSED", {"www-authenticate": 'Bearer realm="goondan"'})
@@ -111,7 +117,7 @@ def judge(scope: Any, names: Names, tokens: Tokens) -> Head | Refusal:
     return Head(caller, digest, int(lengths[0]) if lengths else None if b"transfer-encoding" in found else 0)
 
 
-def _addressed(scope: Any, found: dict[bytes, list[bytes]], names: Names) -> Refusal | None:
+def _addressed(scope: Any, found: dict[bytes, list[bytes]], names: Names, is_open: bool) -> Refusal | None:
     """Whether it was meant for this door, and sent by a program or a page of ours."""
     if scope["http_version"] != "1.1":
         return Refusal(505, "HTTP/1.1 is spoken here")
@@ -121,7 +127,9 @@ def _addressed(scope: Any, found: dict[bytes, list[bytes]], names: Names) -> Ref
     origins = found.get(b"origin", [])
     if len(origins) > 1 or not all(map(names.has_origin, origins)):
         return Refusal(403, "pages of this origin may not ask", "E_DOOR_REFUSED")
-    if any(site not in (b"same-origin", b"none") for site in found.get(b"sec-fetch-site", [])):
+    # A person may follow a link of another site to a page of ours. It then loads alone: in no frame, for no script.
+    is_followed = is_open and [found.get(b"sec-fetch-mode"), found.get(b"sec-fetch-dest")] == _FOLLOWED
+    if not is_followed and any(site not in (b"same-origin", b"none") for site in found.get(b"sec-fetch-site", [])):
         return Refusal(403, "pages of another site may not ask", "E_DOOR_REFUSED")
     return None
 

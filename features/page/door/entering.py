@@ -1,0 +1,53 @@
+"""How a person comes in: a code from the terminal, and the token that it becomes.
+
+Source: docs/decisions/176.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from msgspec import Struct
+
+from goondan.features.page.door.passes import CODE_S, Kind, Passes
+from goondan.features.serve.api.gate import refused
+from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.swarm import Swarm
+
+
+class Wanted(Struct, forbid_unknown_fields=True):
+    """Which code."""
+
+    #: What its token may do: `look`, or `act`.
+    kind: Kind = "look"
+
+
+class Entering:
+    """The codes and tokens of one door."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._passes = Passes()
+        swarm.callers.append(lambda digest: self._passes.known(digest, time.monotonic()))
+
+    async def code(self, asked: Asked) -> dict[str, Any]:
+        """A code."""
+        digest: bytes = asked.request.state.digest
+        code = self._passes.make_code(asked.body.kind, asked.caller, digest, os.urandom(12), time.monotonic())
+        return {"code": code, "seconds": int(CODE_S)}
+
+    async def session(self, asked: Asked) -> dict[str, Any]:
+        """The token for a code. Of a token that was given instead, its role."""
+        found = self._passes.spend(asked.request.state.digest, os.urandom(32), time.monotonic())
+        if found is None and not asked.caller.name:
+            raise refused(401, "the code was used, is too old, or is none", "E_DOOR_REFUSED")
+        token, role = found or (None, asked.caller.role)
+        return {"token": token, "role": role}
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Their rows."""
+        return (
+            Operation("makeCode", "POST", "/codes", "operate", "A code for a browser.", self.code, body=Wanted),
+            Operation("openSession", "POST", "/session", None, "Its token.", self.session, max_body=1024),
+        )

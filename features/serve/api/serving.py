@@ -1,0 +1,152 @@
+"""One door, from its socket to its last answer: the ways of all features behind the gate, over the kernel of a bundle.
+
+Without a file of tokens it makes one token, in a file that goes when it ends. The token itself is written nowhere else.
+
+Source: docs/serve.md, "Who may come in".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import uvloop
+from msgspec import Struct
+
+from goondan.features.serve.api.gate import Gate
+from goondan.features.serve.api.http import Bounds, HttpService, listen
+from goondan.features.serve.api.rules.callers import Caller, Tokens, parse
+from goondan.features.serve.api.rules.heads import Names
+from goondan.features.serve.api.swarm import Swarm
+from goondan.features.serve.api.token_files import Watched, drop, read_private, single_token
+from goondan.kernel.cli import attach, beside
+from goondan.kernel.cli.output import write
+from goondan.kernel.cli.session import Interrupts
+from goondan.kernel.cli.state import BundleTarget
+from goondan.schemas.wire.errors import GoondanError, fail
+
+LOOPBACK: Final = "127.0.0.1"
+#: What the one token is called that is made.
+LOCAL: Final = "local"
+
+
+class Door(Struct):
+    """One door."""
+
+    #: Whose kernel it serves.
+    target: BundleTarget
+    #: The port; 0: any.
+    port: int
+    #: Told where it listens (URL), and where its tokens are (file).
+    say: Callable[[str, str], None]
+    #: The address that it listens at.
+    address: str = LOOPBACK
+    #: Further names that clients know it by.
+    hosts: tuple[str, ...] = ()
+    #: The file with the tokens. None: one is made.
+    token_file: str | None = None
+    #: A line for each request is written to stderr.
+    log: bool = False
+    #: The file of the token that was made.
+    made: str | None = None
+
+    def serve(self, is_beside: bool) -> None:
+        """Serve until a signal ends it; `is_beside`: or until the kernel ends that runs, and else one is started.
+        Raises GoondanError, SystemExit.
+        """
+        for name in ("uvicorn", "asyncio"):  # what a client sends belongs in no log
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        with attach.attach(self.target) if is_beside else attach.attach_or_start(self.target, ()) as kernel:
+            status = uvloop.run(self._run(kernel.pidfd if is_beside else None))
+        if status:
+            raise SystemExit(status)
+
+    async def _run(self, pidfd: int | None) -> int:
+        """Serve until a signal ends it, or until `pidfd` is readable. Returns the exit status. Raises GoondanError."""
+        try:
+            listening = listen(self.port, self.address)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise fail("E_USAGE", f"port {self.port} of {self.address[:100]}: {why}") from None
+        with listening:
+            try:
+                address, port = listening.getsockname()[:2]
+                tokens = self._tokens(port)
+                async with Swarm(self.target) as swarm:
+                    doors = beside.doors()
+                    ways = [way for door in doors for way in door.routes(swarm)]
+                    forms = {prefix: form for door in doors for prefix, form in getattr(door, "FORMS", {}).items()}
+                    names = Names(port, self.address, self.hosts)
+                    gate = Gate(ways, names, tokens, Bounds(), forms, _write_line if self.log else None, swarm.callers)
+                    self.say(f"http://{f'[{address}]' if ':' in address else address}:{port}", self._token_path)
+                    return await self._until_over(gate, HttpService(gate, listening, gate.bounds), pidfd)
+            finally:
+                if self.made is not None:
+                    drop(self.made)
+
+    def _tokens(self, port: int) -> Tokens:
+        if self.token_file is not None:
+            return parse(read_private(self._token_path))
+        self.made = f"{self.target.state_dir}/{LOCAL}{'6' if ':' in self.address else ''}-{port}.token"
+        drop(self.made)
+        return Tokens.single(single_token(self.made), Caller(LOCAL, "operate", ("*",)))
+
+    @property
+    def _token_path(self) -> str:
+        return self.made or os.path.abspath(os.path.expanduser(self.token_file or ""))
+
+    async def _until_over(self, gate: Gate, service: HttpService, pidfd: int | None) -> int:
+        """Serve until there is a reason to end: the first signal ends new requests, the second those under way."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            service.stop(now=gate.ended)
+            gate.end()
+
+        def kernel_ended() -> None:
+            loop.remove_reader(pidfd or -1)
+            end()
+
+        following = asyncio.ensure_future(self._follow(gate))
+        if pidfd is not None:
+            loop.add_reader(pidfd, kernel_ended)
+        try:
+            with Interrupts(end, signal.SIGINT, signal.SIGTERM) as interrupts:
+                await service.serve()
+            return interrupts.status
+        finally:
+            following.cancel()
+            if pidfd is not None:
+                loop.remove_reader(pidfd)
+
+    async def _follow(self, gate: Gate) -> None:
+        """Take over what the token file has become. While it cannot be read, nobody comes in."""
+        if self.made is not None:
+            return
+
+        def changed() -> None:
+            try:
+                gate.replace(parse(read_private(self._token_path)))
+                write("the token file was read again", stream=sys.stderr)
+            except GoondanError as error:
+                gate.replace(Tokens([]))
+                write(f"nobody comes in any more: {error.info.message}", stream=sys.stderr)
+
+        watched = Watched(self._token_path, changed)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, watched.look.set)
+        try:
+            await watched.follow()
+        finally:
+            loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _write_line(line: bytes) -> None:
+    with suppress(OSError):
+        os.write(2, line)
