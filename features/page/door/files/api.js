@@ -6,7 +6,6 @@ import * as session from "./session.js";
 export { Problem };
 
 const cancelled = () => new Problem({ code: "cancelled", detail: "nothing was done: there is no code to act with" });
-const gone = () => new Problem({ code: "gone", detail: "the door does not answer", suggestion: "start it with: gdn ui" });
 
 async function request(path, { method = "GET", body, headers = {}, act = false, signal } = {}) {
   if (act && !session.toAct() && !(await session.askToAct())) throw cancelled();
@@ -14,7 +13,7 @@ async function request(path, { method = "GET", body, headers = {}, act = false, 
   const said = { authorization: `Bearer ${token}`, ...headers };
   if (body !== undefined) said["content-type"] = "application/json";
   const how = { method, headers: said, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store", signal };
-  const answer = await fetch(path, how).catch((error) => { throw signal?.aborted ? error : gone(); });
+  const answer = await fetch(path, how).catch((error) => { throw signal?.aborted ? error : Problem.gone(); });
   if (answer.ok) return answer;
   if (answer.status === 401) {
     session.forget(token);

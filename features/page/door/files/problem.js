@@ -11,4 +11,8 @@ export class Problem extends Error {
     const said = await answer.json().catch(() => ({}));
     return new Problem({ detail: `the door has answered with the status ${answer.status}`, ...said, status: answer.status });
   }
+
+  static gone() {
+    return new Problem({ code: "gone", detail: "the door does not answer", suggestion: "start it with: gdn ui" });
+  }
 }

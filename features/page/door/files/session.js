@@ -6,13 +6,12 @@ import { Problem } from "./problem.js";
 const KEY = "goondan.look";
 /** The door forgets an acting token after so long without use (ms). */
 const ACTING_MS = 30 * 60 * 1000;
-const CODE = /^[0-9a-z]{4}-[0-9a-z]{4}-[0-9a-z]{4}$/i;
 
 /** The token that looks; "": there is none. */
 export const looking = signal("");
 /** Whether this tab may act. */
 export const acting = signal(false);
-/** "look", "operate", or "" before there is a token. */
+/** What may be done at most: "look", "talk", "operate", or "" before there is a token. */
 export const role = signal("");
 /** Somebody waits for a code that acts. @type {import("@preact/signals").Signal<{done: () => void, cancel: () => void} | null>} */
 export const wanted = signal(null);
@@ -21,10 +20,10 @@ export let handed = false;
 
 let actingToken = "", timer = 0;
 
-/** Take a token that looks. A pasted one may do more than look: it is not kept. */
+/** Take a token that looks. `keep`: it does no more than that, so reloads and other tabs may have it, too. */
 export function look(token, keep) {
   handed = keep;
-  if (keep) sessionStorage.setItem(KEY, token);
+  if (keep && token) sessionStorage.setItem(KEY, token);
   else sessionStorage.removeItem(KEY);
   looking.value = token;
   role.value = token && (role.value || "look");
@@ -63,28 +62,31 @@ export function askToAct() {
 }
 
 /**
- * Use a code of `gdn ui`, once, or a token as it is.
+ * Use a code of `gdn ui`, once, or a token as it is. A token that does more than look is in this tab's memory alone.
  * @param {string} code
- * @param {boolean} [act] what is pasted is meant to act
+ * @param {boolean} [act] it is meant to act
  */
 export async function open(code, act = false) {
-  let token = code, may = act ? "operate" : "look";
-  const once = CODE.test(code);
-  if (once) {
-    const headers = { authorization: `Bearer ${code}` };
-    const answer = await fetch("api/session", { method: "POST", headers, cache: "no-store" });
-    if (!answer.ok) throw await Problem.of(answer);
-    ({ token, role: may } = await answer.json());
+  const headers = { authorization: `Bearer ${code}` };
+  const answer = await fetch("api/session", { method: "POST", headers, cache: "no-store" }).catch(() => { throw Problem.gone(); });
+  if (!answer.ok) throw await Problem.of(answer);
+  const said = await answer.json(), token = said.token ?? code;
+  if (said.role === "look") {
+    if (act) throw new Problem({ detail: "this code only looks", suggestion: "gdn ui --act prints one that acts" });
+    return look(token, true);
   }
-  if (may === "look") return look(token, once);
-  actingToken = token, acting.value = true, role.value = "operate";
+  actingToken = token, acting.value = true, role.value = said.role;
   toAct();
+  if (!looking.value) look(token, false);
 }
 
-/** Begin: a code in the fragment leaves it at once, else the token of the tab's last life is used. */
+/** Begin: a code in the fragment leaves it at once; without one, the token of the tab's last life is used. */
 export async function begin() {
-  const code = /^#code=([^&]+)/.exec(location.hash)?.[1];
-  if (!code) return look(sessionStorage.getItem(KEY) ?? "", true);
+  const code = /^#code=([^&]+)/.exec(location.hash)?.[1], kept = sessionStorage.getItem(KEY) ?? "";
+  if (!code) return look(kept, true);
   history.replaceState(null, "", location.pathname);
-  await open(decodeURIComponent(code));
+  await open(code).catch((problem) => {
+    look(kept, true);
+    throw problem;
+  });
 }

@@ -1,0 +1,166 @@
+"""The page in a real browser: a swarm, its door, and a headless Chromium that does what a person would do.
+
+`site` starts a swarm with its door. `Site.see` opens the page with a code, does some steps in JavaScript (puppeteer's;
+driver.mjs says what they have), and returns what they return. What the page's policy has forbidden, requests to
+elsewhere and errors of scripts are failures, whatever the steps were about.
+
+Without a browser the tests are skipped, but not when `GOONDAN_PAGE_MUST` is set (`make test-page`).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import pytest
+
+from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.machine import FOUND
+from tests.npm_fixture import beside, installed
+
+SOURCES: Final = Path(__file__).parents[2] / "servers" / "browser"
+#: How long a browser may take to unpack and start, and the steps of one test (seconds).
+START_S: Final = 40.0
+STEPS_S: Final = 50.0
+WIDE, PHONE = (1280, 800), (360, 640)
+
+
+class Chromium:
+    """A browser for all tests of a process: it takes longer to start than most of them."""
+
+    def __init__(self) -> None:
+        try:
+            folder = installed(SOURCES)
+        except pytest.skip.Exception as missing:
+            _missing(str(missing))
+        unpacked = folder / "unpacked"  # the browser itself, once
+        unpacked.mkdir(exist_ok=True)
+        program = ["node", str(beside(folder, Path(__file__).with_name("driver.mjs")))]
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(program, env={**FOUND, "TMPDIR": str(unpacked)}, text=True, **streams)
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self.version = self._line(START_S)["version"]
+        except AssertionError as error:
+            _missing(f"no browser starts here: {error}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _line(self, patience_s: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=patience_s)
+        except queue.Empty:
+            line = ""
+        if not line:
+            self._process.kill()
+            assert self._process.stderr is not None
+            raise AssertionError(f"the browser says nothing: {self._process.stderr.read()[-2000:]}")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def run(self, **asked: Any) -> dict[str, Any]:
+        """Do the steps of one test (driver.mjs, `run`), and say what was seen."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return self._line(STEPS_S)
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def _missing(why: str) -> NoReturn:
+    if "GOONDAN_PAGE_MUST" in os.environ:
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+class Site:
+    """A swarm with its page, in a browser."""
+
+    def __init__(self, kernel: Sandbox, told: dict[str, Any], chromium: Chromium) -> None:
+        self.kernel = kernel
+        self.address: str = told["url"]
+        self.token = Path(told["tokenFile"]).read_text().split()[0]
+        self._chromium = chromium
+
+    def ask(self, path: str, body: Any = None, token: str | None = None) -> Any:
+        """The door's answer, by the token of its file or another one: a document of JSON."""
+        connection = http.client.HTTPConnection(self.address.rpartition("/")[2], timeout=30)
+        headers = {"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"}
+        content = None if body is None else json.dumps(body)
+        try:
+            connection.request("GET" if body is None else "POST", path, content, headers)
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+
+    def code(self, kind: str = "look") -> str:
+        """A code, as `gdn ui` gets one."""
+        return str(self.ask("/page/api/codes", {"kind": kind})["code"])
+
+    def see(
+        self,
+        steps: str,
+        route: str | None = None,
+        *,
+        size: tuple[int, int] = WIDE,
+        dark: bool = False,
+        wrong: bool = False,
+        **args: Any,
+    ) -> Any:
+        """What the steps return. `route`: what stands behind the address, instead of a code. `wrong`: errors of scripts
+        are expected, and are handed on: the result is a pair. `args`: `it.args` of the steps.
+        """
+        entered, route = route is None, f"#code={self.code()}" if route is None else route
+        asked: dict[str, Any] = {"route": route, "steps": steps, "size": size, "dark": dark, "args": args}
+        seen = self._chromium.run(address=f"{self.address}/page/", entered=entered, **asked)
+        assert "failed" not in seen, f"{seen['failed']}\n{seen['value']}\n{seen['errors']}"
+        assert seen["violations"] == [], "the policy of the page has forbidden something"
+        origin = (f"{self.address}/", "data:", "blob:")
+        assert [url for url in seen["requests"] if not url.startswith(origin)] == [], "nothing comes from elsewhere"
+        if wrong:
+            return seen["value"], seen["errors"]
+        assert seen["errors"] == []
+        return seen["value"]
+
+
+@contextmanager
+def site(chromium: Chromium, bundle: str = BUNDLE, **extra_env: str) -> Iterator[Site]:
+    """A swarm with this bundle, its door, and the page of it."""
+    with sandbox(bundle, extra_env=extra_env) as kernel:
+        process = kernel.popen("serve", "--port", "0", "--json")
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            yield Site(kernel, json.loads(line), chromium)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(30)
