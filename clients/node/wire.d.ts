@@ -84,6 +84,8 @@ export interface ApprovalDecided {
   uid?: number | null;
   /** What the person said about the decision. */
   reason?: string | null;
+  /** The code of the lasting yes that came with it. */
+  always?: string;
 }
 
 /** One item as `gdn approve` and `gdn run` get it. */
@@ -138,6 +140,8 @@ export interface ApprovalItem {
   script?: string | null;
   /** How many calls of this tool in the script a yes is for, this one included. 0: this call alone. */
   covers?: number;
+  /** The code of the lasting yes that has answered it, or that came with its yes. */
+  always?: string;
 }
 
 /** An agent instance that is attached to an MCP server of a tool host. */

@@ -1,4 +1,4 @@
-"""`gdn approve list|show|yes|no|answer`: calls that wait for a person, and what becomes of them.
+"""`gdn approve list|show|yes|no|answer|revoke`: calls that wait for a person, and what becomes of them.
 
 The text of an item. Everything in an item may be a model's text, and a model may imitate the output of the command. So
 every line of the item begins with a mark that no other line has, and every row of text from outside stands behind a
@@ -61,6 +61,11 @@ WHOLE_DIGITS: Final = 8
 MAX_FILE_BYTES: Final = 64 << 10
 MAX_FILES: Final = 8
 MAX_WORDS: Final = 1000
+
+#: What a pattern means, before a person agrees to it.
+OPEN_END: Final = (
+    "later calls run if this text begins so, whatever follows: git status; rm -rf . begins with git status"
+)
 
 #: What a shell takes for a word, roughly, in JSON.
 _WORD: Final = re.compile(r"[^\s\"'`;|&<>()=\\]+")
@@ -130,12 +135,24 @@ def answered_lines(decisions: list[dict[str, Any]], more: int, columns: int = CO
     """Two lines for each decision: who decided when, then what about."""
     lines = [f"{more} earlier ones are not shown"] if more else []
     for one in decisions:
-        by = "by the kernel" if one.get("uid") is None else f"by uid {one['uid']}"
+        by = "by the kernel" if one.get("uid") is None else f"by uid {one['uid']}{_always(one)}"
         who = f"{one['agent']}/{one['instanceKey']}"
         lines.append(_cut(f"{one['code']}  {_when(one['decidedMs'])}  {one['how']} {by}  {who}", columns))
         what = f"{one['tool']} {one['what']}" + (f"  because: {one['reason']}" if one.get("reason") else "")
         lines += _rows([("", what if len(what) <= 2 * COLUMNS else what[: 2 * COLUMNS] + "…", True)], columns)
     return lines or ["nothing was decided"]
+
+
+def always_lines(yeses: list[dict[str, Any]], columns: int = COLUMNS) -> list[str]:
+    """Lines for each lasting yes: who has agreed when, then what to."""
+    lines: list[str] = []
+    for yes in yeses:
+        stale = "  answers nothing: its rule was changed, or is gone" if yes.get("stale") else ""
+        lines.append(_cut(f"{yes['code']}  {_when(yes['atMs'])}  by uid {yes['uid']}  {yes['agent']}{stale}", columns))
+        but = f"{yes['argument']} begins with {yes['prefix']}" if yes.get("argument") else ""
+        texts = (("tool", yes["tool"]), ("args", yes["what"]), ("but", but))
+        lines += _rows([(label, text, True) for label, text in texts if text], max(_MIN_COLUMNS, columns))
+    return lines or ["there is no lasting yes"]
 
 
 def _cut(text: str, columns: int) -> str:
@@ -206,8 +223,12 @@ def _rows(parts: list[tuple[str, str, bool]], columns: int) -> Iterator[str]:
 def _decided(item: dict[str, Any]) -> str:
     by = "" if item.get("decidedMs") is None else " by the kernel"
     if item.get("uid") is not None:
-        by = f" by uid {item['uid']}"
+        by = f" by uid {item['uid']}{_always(item)}"
     return f"{item['state']}{by}"
+
+
+def _always(decided: dict[str, Any]) -> str:
+    return f", always ({decided['always']})" if decided.get("always") else ""
 
 
 def _when(ms: int) -> str:
@@ -248,6 +269,8 @@ _reason = click.option("--reason", default=None, help="Why; a model is told the 
 
 def _list_lines(answer: Document, question: Document) -> list[str]:
     columns = output.columns_of(sys.stdout, COLUMNS)
+    if question["always"]:
+        return always_lines(answer["always"], columns)
     if question["answered"]:
         return answered_lines(answer["answered"], answer["more"], columns)
     return list_lines(answer["items"], answer["more"], columns)
@@ -263,6 +286,7 @@ approve = operator_group(
         (
             click.option("--all", is_flag=True, help="Also what was decided, as long as its turn goes on."),
             click.option("--answered", is_flag=True, help="Who decided what and when, also in turns that are over."),
+            click.option("--always", is_flag=True, help="What is agreed to for always, until it is revoked."),
         ),
     ),
 )
@@ -275,6 +299,9 @@ approve = operator_group(
 def show(id: str, bundle: str | None) -> None:
     """Show one item with all of its arguments. ID is a callId or a code."""
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
+    if "kind" not in answer:
+        output.emit(answer, always_lines([answer], output.columns_of(sys.stdout, COLUMNS)))
+        return
     document = {**answer, "whole": whole_digest(answer)} if is_long(answer) else answer
     output.emit(document, item_lines(with_files(answer), output.columns_of(sys.stdout, COLUMNS), whole=True))
 
@@ -283,12 +310,22 @@ def show(id: str, bundle: str | None) -> None:
 @click.argument("id")
 @_reason
 @_whole
+@click.option("--always", is_flag=True, help="Also let later calls of this agent run that have the same arguments.")
+@click.option("--pattern", metavar="ARGUMENT=BEGINNING", help="As --always; of this text only the beginning counts.")
 @options.bundle
 @options.json
-def yes(id: str, reason: str | None, whole: str, bundle: str | None) -> None:
-    """Let a call run, once. ID is a callId or a code."""
+def yes(id: str, reason: str | None, whole: str, always: bool, pattern: str | None, bundle: str | None) -> None:
+    """Let a call run, once or always. ID is a callId or a code."""
     check_read(ask_broker(bundle, {"op": "approve.show", "id": id}), whole)
-    _decide(bundle, {"id": id, "decision": "yes", "reason": reason})
+    lasting: dict[str, str] | None = {} if always else None
+    if pattern is not None:
+        argument, _, beginning = pattern.partition("=")
+        lasting = {argument: beginning}
+        for line in _rows([("", OPEN_END, False), ("pattern", f"{argument}: {beginning}", True)], COLUMNS):
+            output.write(line, stream=sys.stderr)
+        if output.can_ask() and not output.confirmed("Agree to all of these? [y/N]"):
+            raise errors.fail("E_CANCELLED", "nothing was decided", suggestion="Answer y, or leave --pattern out.")
+    _decide(bundle, {"id": id, "decision": "yes", "reason": reason, "always": lasting})
 
 
 @approve.command()
@@ -299,6 +336,15 @@ def yes(id: str, reason: str | None, whole: str, bundle: str | None) -> None:
 def no(id: str, reason: str | None, bundle: str | None) -> None:
     """Deny a call, or decline a question. ID is a callId or a code."""
     _decide(bundle, {"id": id, "decision": "no", "reason": reason})
+
+
+@approve.command()
+@click.argument("code")
+@options.bundle
+@options.json
+def revoke(code: str, bundle: str | None) -> None:
+    """Take a lasting yes back: such calls ask again. `gdn approve list --always` shows the CODE."""
+    _decide(bundle, {"id": code, "decision": "revoke"})
 
 
 @approve.command()

@@ -42,7 +42,7 @@ ERRORS: Final = add_codes(
         ),
         DENIED: ErrorCode("Do without the call, or ask for something else.", refuser="rule"),
         "E_APPROVAL_MISMATCH": ErrorCode("Make the call anew: a person is asked about the new one.", refuser="person"),
-        "E_APPROVAL_NOT_FOUND": ErrorCode("`gdn approve list` shows what waits."),
+        "E_APPROVAL_NOT_FOUND": ErrorCode("`gdn approve list` shows what waits, with --always what is agreed to."),
         "E_APPROVAL_DECIDED": ErrorCode("`gdn approve list --all` shows how it was decided."),
     }
 )
@@ -163,6 +163,15 @@ def decide(policies: Iterable[Policy], tool: str, args: Any) -> Decision:
         if _STRICTNESS[found.action] > _STRICTNESS[strictest.action]:
             strictest = found
     return strictest
+
+
+def asking(policies: Iterable[Policy]) -> dict[str, str]:
+    """The rules that want a person to decide: by Decision.rule, a digest of what each says (SHA-256, hexadecimal)."""
+    found = {f"{policy.name}/{at}": rule for policy in policies for at, rule in enumerate(policy.rules)}
+    asks: dict[str, Any] = {name: rule for name, rule in found.items() if rule.action == "ask"}
+    asks |= {f"{policy.name}/default": "ask" for policy in policies if policy.default == "ask"}
+    named = {name: [name.rpartition("/")[0], rule] for name, rule in asks.items()}
+    return {name: hashlib.sha256(msgspec.json.encode(rule)).hexdigest() for name, rule in named.items()}
 
 
 def _of_policy(policy: Policy, tool: str, args: Any) -> Decision:
@@ -450,6 +459,8 @@ class ApprovalItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     script: str | None = None
     #: How many calls of this tool in the script a yes is for, this one included. 0: this call alone.
     covers: int = 0
+    #: The code of the lasting yes that has answered it, or that came with its yes.
+    always: str = ""
 
 
 class ApprovalDecided(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -483,6 +494,35 @@ class ApprovalDecided(Struct, frozen=True, rename="camel", omit_defaults=True, k
     uid: int | None = None
     #: What the person said about the decision.
     reason: str | None = None
+    #: The code of the lasting yes that came with it.
+    always: str = ""
+
+
+class ApprovalAlways(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A lasting yes: later calls like one that a person has agreed to run without a person, until it is taken back."""
+
+    #: Its short name.
+    code: str
+    #: The agent whose calls it is for, in all of its instances and working directories.
+    agent: str
+    #: Full name of the tool.
+    tool: str
+    #: The digest of the rule that asked (`asking`). It answers no other rule.
+    rule: str
+    #: The digest of the arguments, without `argument`. They are the same in each call that it is for.
+    rest: str
+    #: The argument that may differ. "": none, so all arguments are the same.
+    argument: str = ""
+    #: What the text of this argument begins with.
+    prefix: str = ""
+    #: The beginning of the first call's arguments as JSON. Keys of models are taken out.
+    what: str
+    #: As in ApprovalItem.
+    uid: int
+    #: When a person agreed (milliseconds since 1970).
+    at_ms: int
+    #: True when the rule that asked was changed, or is gone. Then this answers nothing.
+    stale: bool = False
 
 
 class ApprovalDecision(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -490,14 +530,17 @@ class ApprovalDecision(Struct, frozen=True, rename="camel", omit_defaults=True, 
 
     #: Always `approve.answer`.
     op: str
-    #: The id or the code of an item.
+    #: The id or the code of an item; with `revoke` the code of a lasting yes.
     id: str
     #: What the person decided.
-    decision: Literal["yes", "no", "answer"]
+    decision: Literal["yes", "no", "answer", "revoke"]
     #: What the person says about it.
     reason: str | None = None
     #: With `answer`: a JSON value.
     answer: frames.OptionalRaw = None
+    #: With `yes`: it is a lasting one. {}: for calls with the same arguments. {NAME: TEXT}: the argument NAME may be
+    #: any text that begins with TEXT.
+    always: dict[str, str] | None = None
 
 
 def code_of(agent: str, instance_key: str, call_id: str) -> str:
@@ -507,4 +550,4 @@ def code_of(agent: str, instance_key: str, call_id: str) -> str:
 
 
 #: The payloads of its frames, for the exported schema.
-EXPORTED: Final = (ApprovalAsk, ApprovalState, ApprovalItem, ApprovalDecided, ApprovalDecision)
+EXPORTED: Final = (ApprovalAsk, ApprovalState, ApprovalItem, ApprovalDecided, ApprovalDecision, ApprovalAlways)

@@ -164,7 +164,7 @@ class GatedCalls(Part, OfCalls):
         asked = wanted(decision, script)
         known = None if asked.group is None else self._items.scripts.look(asked.group)
         if known is None:
-            self._items.ask_person(asked, now).asker = connection, frame
+            self._items.ask_person(asked, now, self._items.always.look(asked)).asker = connection, frame
         elif known.state == "staged":
             known.others.append((connection, frame))
         elif known.open:
@@ -296,8 +296,12 @@ class Operators(Part):
 
     def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.list`: the waiting items, the oldest first. With `all`, also decided items whose turn goes on.
-        With `answered`: the history of decisions. `blocked` has the roots that only a person can bring further.
+        With `answered`: the history of decisions. With `always`: the lasting yeses. `blocked` has the roots that only a
+        person can bring further.
         """
+        if asked.get("always") is True:
+            self._bus.reply(connection, frame.id, self._items.always.listed())
+            return
         if asked.get("answered") is True:
             self._bus.reply(connection, frame.id, self._items.history.listed())
             return
@@ -339,8 +343,10 @@ class Operators(Part):
         return sorted(roots)
 
     def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.show`: one item with all of its arguments."""
-        self._bus.reply(connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
+        """`approve.show`: one item with all of its arguments, or a lasting yes."""
+        always, name = self._items.always, str(asked.get("id"))
+        found = always.shown(always.all[name]) if name in always.all else self._shown(self._find(name), MAX_ARGS_BYTES)
+        self._bus.reply(connection, frame.id, found)
 
     def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.watch`: from now on this connection gets `approval.news` whenever the list changes."""
@@ -350,9 +356,14 @@ class Operators(Part):
     def answer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.answer`: take a decision. It is answered when the journal has it."""
         decision = from_raw(frame.payload, ApprovalDecision)
+        uid = UNKNOWN_USER if connection.claims.uid is None else connection.claims.uid
+        if decision.decision == "revoke":
+            self._revoke(connection, frame, decision.id, uid)
+            return
         item = self._find(decision.id)
-        uid = connection.claims.uid
-        decided = self._read(decision, item, UNKNOWN_USER if uid is None else uid)
+        decided = self._read(decision, item, uid)
+        yes = None if item.state == "staged" else self._lasting(decision, item, decided)
+        decided = decided if yes is None else replace(decided, always=yes.code)
         if item.state == "deciding" and item.deciding is not None and _agree(item.deciding, decided):
             join(item.operators, connection, frame, "item")
         elif item.decided is not None and _agree(item.decided, decided):
@@ -364,7 +375,23 @@ class Operators(Part):
             raise fail("E_APPROVAL_DECIDED", f"{item.code} was {how} already")
         else:
             item.operators.append((connection, frame.id))
-            self._items.decide(item, decided)
+            self._items.decide(item, decided, *(() if yes is None else self._items.always.keep(yes)))
+
+    def _lasting(self, decision: ApprovalDecision, item: Item, decided: ApprovalAnswered) -> wire.ApprovalAlways | None:
+        """The lasting yes that a decision is; None for one about this call alone."""
+        if decision.always is None:
+            return None
+        record = self._items.record_of(item)
+        if decided.how != "approved" or decided.uid is None or record is None:
+            raise fail("E_USAGE", "only a yes to a call can be a lasting one")
+        return self._items.always.made(item, record, decision.always, decided.uid, decided.at_ms)
+
+    def _revoke(self, connection: Connection, frame: Frame, code: str, uid: int) -> None:
+        """Take a lasting yes back. It is answered when the journal has it."""
+        told = {"id": code, "code": code, "state": "revoked"}
+        yes = self._items.always.take_back(code, lambda kept: self._bus.reply(connection, frame.id, told))
+        self._bus.notices.append(f"approval: always ({code}) revoked by uid {uid}: {yes.agent} {yes.tool}")
+        self._items.tell_watchers()
 
     def _read(self, decision: ApprovalDecision, item: Item, uid: int) -> ApprovalAnswered:
         reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
@@ -430,6 +457,7 @@ class Operators(Part):
             decided_reason=None if decided is None else decided.reason,
             script=None if record is None or len(record.script or "") > most else record.script,
             covers=0 if item.group is None else COVERED,
+            always="" if decided is None else decided.always,
         )
 
 
@@ -452,4 +480,4 @@ def _shown_state(item: Item) -> Literal["waits", "approved", "denied", "answered
 
 
 def _agree(one: ApprovalAnswered, other: ApprovalAnswered) -> bool:
-    return one.how == other.how and one.answer == other.answer
+    return (one.how, one.answer, one.always) == (other.how, other.answer, other.always)

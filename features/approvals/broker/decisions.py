@@ -122,6 +122,8 @@ class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="approvals/answ
     reason: str | None = None
     #: The answer to a question.
     answer: OptionalRaw = None
+    #: The code of the lasting yes that this is, or by which it was decided.
+    always: str = ""
 
 
 class ApprovalStarted(Struct, frozen=True, array_like=True, tag="approvals/used"):
@@ -391,7 +393,7 @@ class History:
 
     def add(self, item: Item, decided: ApprovalAnswered, asked: ApprovalAsked | None, asked_ms: int) -> None:
         """Write a decision down. `asked` is the journal's record of the item."""
-        redact = Redactor(*(model.api_key for spec in self._bus.plan.agents.values() for model in spec.models))
+        redact = redactor(self._bus)
         instance = item.event.instance
         entry = wire.ApprovalDecided(
             code=item.code,
@@ -402,12 +404,13 @@ class History:
             event_id=item.event.id,
             tool=item.tool,
             digest=item.digest,
-            what=_what(asked, redact),
+            what=beginning(asked, redact),
             asked_ms=asked_ms,
             decided_ms=decided.at_ms,
             how=decided.how,
             uid=decided.uid,
             reason=None if decided.reason is None else redact(decided.reason)[:MAX_TEXT],
+            always=decided.always,
         )
         record = ApprovalRemembered(number=self._kept[-1].number + 1 if self._kept else 1, decided=entry)
         self._kept.append(record)
@@ -422,7 +425,13 @@ class History:
         return {"answered": newest[::-1], "more": len(self._kept) - len(newest)}
 
 
-def _what(asked: ApprovalAsked | None, redact: Callable[[str], str]) -> str:
+def redactor(bus: Bus) -> Redactor:
+    """What takes the keys of models out of texts."""
+    return Redactor(*(model.api_key for spec in bus.plan.agents.values() for model in spec.models))
+
+
+def beginning(asked: ApprovalAsked | None, redact: Callable[[str], str]) -> str:
+    """The beginning of a call's arguments as JSON, or of a question."""
     if asked is None:
         return ""
     if asked.message is not None:

@@ -13,13 +13,14 @@ Source: docs/approvals.md, docs/decisions/069.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from msgspec import Raw
 
-from goondan.features.approvals.broker import decisions
-from goondan.features.approvals.wire import MAX_EXPIRY_S, WAITS, ApprovalState, code_of
+from goondan.features.approvals.broker import always, decisions
+from goondan.features.approvals.wire import MAX_EXPIRY_S, WAITS, ApprovalAlways, ApprovalState, code_of
 from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.bus import Core, Lossy
 from goondan.kernel.broker.state.entities import CLIENTS, Connection, Event, Standing
@@ -49,6 +50,7 @@ class Items(Part, OfEvents, OfCalls):
         self.all: dict[str, decisions.Item] = {}
         self.history = decisions.History(bus)
         self.scripts = decisions.ScriptDecisions()
+        self.always = always.Always(bus)
         self._pool = Pool(MAX_ITEMS, kept_of(MAX_ITEMS))
         self._bytes = Pool(MAX_ITEM_BYTES, kept_of(MAX_ITEM_BYTES))
         #: The connections of operators that watch the list.
@@ -60,12 +62,16 @@ class Items(Part, OfEvents, OfCalls):
             Record(decisions.ApprovalAnswered, self._restore),
             Record(decisions.ApprovalStarted, self._restore),
             Record(decisions.ApprovalRemembered, self.history.restore),
+            Record(always.ApprovalLasts, self.always.restore),
         )
 
     # --- a person is asked
 
-    def ask_person(self, wanted: decisions.Wanted, now: float) -> decisions.Item:
-        """A new item. Raises GoondanError E_TOOL_LIMIT when too many wait."""
+    def ask_person(self, wanted: decisions.Wanted, now: float, yes: ApprovalAlways | None = None) -> decisions.Item:
+        """A new item. With a lasting yes nobody is asked: it is decided and used when the journal has it.
+
+        Raises GoondanError E_TOOL_LIMIT when too many wait.
+        """
         event, asked, script = wanted.event, wanted.asked, wanted.script
         instance = event.instance
         expires_s = wanted.decision.expires_s if asked is None or asked.expires_s is None else asked.expires_s
@@ -90,26 +96,34 @@ class Items(Part, OfEvents, OfCalls):
             script=None if script is None else script.text,
         )
         item = _item_of(record, event, now, expires)
-        item.group, size = wanted.group, item.size
+        size = item.size
         standing = event.standing = event.standing or Standing()
         if standing.asked >= MAX_OF_EVENT or standing.asked_bytes + size > MAX_BYTES_OF_EVENT:
             message = f"this turn has asked people about {standing.asked} calls, {standing.asked_bytes} bytes"
             raise fail("E_TOOL_LIMIT", message, suggestion="End the turn, and go on with another message.")
-        for pool, amount in ((self._pool, 1), (self._bytes, size)):
+        for pool, amount in ((self._pool, 1), (self._bytes, size)) if yes is None else ():
             if pool.shortage(event.session, event.root, amount, operator=event.by_operator) is not None:
                 raise fail("E_TOOL_LIMIT", "too many calls of this work wait for a person", suggestion="Wait for some.")
         self._keep(item)
+        if yes is not None:
+            decided = decisions.ApprovalAnswered(event.id, "approved", yes.uid, self.wall_ms(), always=yes.code)
+            used = decisions.ApprovalStarted(event.id, self._bus.ledger.moment(now))
+            item.state, item.decided, item.told, item.started_ms = "starting", decided, True, int(now * 1000)
+            self._stage(item, record, decided, used)
+            self._notice(item, decided)
+            return item
+        item.group = wanted.group
         self._stop_clocks(item)
         self.scripts.asked(item)
-        self._stage(item, record, refusable=True)
+        self._stage(item, record)
         self._bus.counters["approvals_asked"] += 1
         return item
 
-    def decide(self, item: decisions.Item, decided: decisions.ApprovalAnswered) -> None:
-        """Have the journal write a decision. It counts when the journal has it."""
+    def decide(self, item: decisions.Item, decided: decisions.ApprovalAnswered, *also: records.Put) -> None:
+        """Have the journal write a decision, with what belongs to it. It counts when the journal has it."""
         item.state, item.deciding = "deciding", decided
         self.history.add(item, decided, self.record_of(item), self.wall_ms(item.asked))
-        self._stage(item, decided)
+        self._stage(item, decided, also=also)
         self._release_time(item)  # into the journal together: a crash loses no time that stood still
 
     def use(self, item: decisions.Item, connection: Connection, frame: Frame, now: float) -> None:
@@ -181,9 +195,10 @@ class Items(Part, OfEvents, OfCalls):
 
     # --- the journal's word
 
-    def _stage(self, item: decisions.Item, record: decisions.OfItem, *, refusable: bool = False) -> None:
-        write = records.Put(item.subject, records.encode(record))
-        self._bus.stage(records.Item((write,), refusable), partial(self._journaled, item))
+    def _stage(self, item: decisions.Item, *said: decisions.OfItem, also: Sequence[records.Put] = ()) -> None:
+        writes = (records.Put(item.subject, records.encode(record)) for record in said)
+        refusable = isinstance(said[0], decisions.ApprovalAsked)
+        self._bus.stage(records.Item((*writes, *also), refusable), partial(self._journaled, item))
 
     def _journaled(self, item: decisions.Item, kept: bool) -> None:
         """The journal has the last staged change of this item, or no room for it."""
@@ -204,7 +219,8 @@ class Items(Part, OfEvents, OfCalls):
 
     def _refuse(self, item: decisions.Item) -> None:
         """The disk has no room for a new item."""
-        self._release_clocks(item, self._bus.now)
+        if item.open:  # a lasting yes has stopped no clock
+            self._release_clocks(item, self._bus.now)
         self.scripts.forget(item)
         del self.all[item.subject]
         if item.event.standing is not None:
@@ -217,9 +233,7 @@ class Items(Part, OfEvents, OfCalls):
     def _decided(self, item: decisions.Item, decided: decisions.ApprovalAnswered, now: float) -> None:
         event = item.event
         item.state, item.decided, item.deciding = decided.how, decided, None
-        by = "the kernel" if decided.uid is None else f"uid {decided.uid}"
-        where = f"{event.instance.address} {item.tool} {item.id} sha256:{item.digest}"
-        self._bus.notices.append(f"approval {item.code}: {decided.how} by {by}: {where}")
+        self._notice(item, decided)
         self._release_clocks(item, now)
         if event.standing is not None:
             event.standing.unread += 1
@@ -230,6 +244,12 @@ class Items(Part, OfEvents, OfCalls):
         self._tell_holder(event)
         self.tell_watchers()
         self._bus.due[event.instance] = None
+
+    def _notice(self, item: decisions.Item, decided: decisions.ApprovalAnswered) -> None:
+        by = "the kernel" if decided.uid is None else f"uid {decided.uid}"
+        always = decided.always and f", always ({decided.always})"
+        where = f"{item.event.instance.address} {item.tool} {item.id} sha256:{item.digest}"
+        self._bus.notices.append(f"approval {item.code}: {decided.how} by {by}{always}: {where}")
 
     def _go_on(self, item: decisions.Item) -> None:
         """The use is journaled: the call goes on, if its process still waits."""

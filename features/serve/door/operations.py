@@ -42,17 +42,23 @@ class Items(Struct, forbid_unknown_fields=True):
     all: bool = False
     #: The history of decisions instead.
     answered: bool = False
+    #: What is agreed to for always instead.
+    always: bool = False
 
 
 class Decision(Struct, forbid_unknown_fields=True):
     """What a person has decided."""
 
-    #: `yes`, `no`, or with `answer` the answer to a question.
-    decision: Literal["yes", "no", "answer"]
+    #: `yes`, `no`, or with `answer` the answer to a question. `revoke`: a lasting yes, whose
+    #: code is the id, is taken back.
+    decision: Literal["yes", "no", "answer", "revoke"]
     #: What the person says about it.
     reason: str | None = None
     #: The answer: a JSON value.
     answer: Any = msgspec.UNSET
+    #: Of a lasting yes: {} for later calls with the same arguments; {NAME: TEXT} if the argument NAME may be any text
+    #: that begins with TEXT.
+    always: dict[str, str] | None = None
 
 
 class Question(NamedTuple):
@@ -74,11 +80,9 @@ class Question(NamedTuple):
         if self.first and "*" not in asked.caller.agents:  # who may see all is told again what was done
             asked.caller.check_agent((await question(asked, self.first, name))["agent"])
         answer = await question(asked, self.op, {**name, **_fields(asked)})
-        if self.rows is None:
-            if not self.first:
-                asked.caller.check_agent(answer["agent"])
-            return answer
-        if "*" in asked.caller.agents:
+        if self.rows is None and not self.first:
+            asked.caller.check_agent(answer["agent"])
+        if self.rows is None or "*" in asked.caller.agents:
             return answer
         kept = {key: value for key, value in answer.items() if key in self.rows or not isinstance(value, list)}
         return kept | {key: [row for row in answer[key] if _is_shown(asked, row)] for key in self.rows if key in answer}
@@ -138,7 +142,7 @@ _WAITS: Final = Question("why", rows=("waits", "stuck", "turns"))
 _LETTERS: Final = Question("dead.list", rows=("events",))
 _REQUEUE: Final = Question("dead.requeue", "eventId", first="dead.show")
 _DROP: Final = Question("dead.drop", "eventId", first="dead.show")
-_CALLS: Final = Question("approve.list", rows=("items", "answered"))
+_CALLS: Final = Question("approve.list", rows=("items", "answered", "always"))
 _DECIDE: Final = Question("approve.answer", "id", first="approve.show")
 _USED: Final = Question("budget", rows=("trees",))
 OPERATIONS: Final = (

@@ -175,6 +175,53 @@ def test_nine_agents_ask_at_once_through_two_levels_and_none_is_lost(kernel: San
     assert items(kernel) == []
 
 
+def test_a_yes_for_always_lasts_until_it_is_revoked_and_a_rule_that_denies_wins(kernel: Sandbox) -> None:
+    def send(command: str, event: str) -> Any:
+        words = ("leaf", f"/bash__exec command='{command}'", "--instance", "always", "--event-id", event, "--json")
+        return kernel.popen("send", *words)
+
+    def said(sent: Any) -> str:
+        return str(json.loads(sent.communicate(timeout=30)[0])["response"])
+
+    first = send("echo for always", "a1")
+    (item,) = asked(kernel)
+    assert "E_USAGE" in kernel.gdn("approve", "yes", item["code"], "--pattern", "command=ls").err
+    assert kernel.gdn("approve", "yes", item["code"], "--always").out == f"{item['code']} is approved\n"
+    assert "for always" in said(first)
+    (yes,) = kernel.gdn("approve", "list", "--always", "--json").json["always"]
+    assert kernel.gdn("approve", "list", "--always").out.startswith(f"{yes['code']}  ")
+    assert "for always" in said(send("echo for always", "a2")), "nobody was asked"
+    other = send("echo for  always", "a3")
+    (item,) = asked(kernel)
+    told = kernel.gdn("approve", "yes", item["code"], "--pattern", "command=echo for  ")
+    assert "whatever follows" in told.err
+    assert "for always" in said(other)
+    kernel.gdn("stop")
+    kernel.detach()
+    assert "for always" in said(send("echo for always", "a4")), "the next kernel knows it"
+    assert "for all" in said(send("echo for  all", "a5")), "a pattern"
+    lines = [line for line in kernel.gdn("logs").out.split("\n") if f", always ({yes['code']}): leaf/always" in line]
+    assert lines[-1].partition(", always")[0].endswith(f"approved by uid {os.getuid()}")
+    bundle = kernel.bundle
+    written = bundle.read_text()
+    deny = '{tools: ["bash__exec"], action: deny, when: {args.command: {endsWith: always}}}, '
+    bundle.write_text(
+        written.replace('{tools: ["bash__exec"], action: ask}', deny + '{tools: ["bash__exec"], action: ask}')
+    )
+    try:
+        kernel.gdn("restart")
+        assert "E_APPROVAL_DENIED" in said(send("echo for always", "a6"))
+        assert "for some" in said(send("echo for  some", "a7"))
+    finally:
+        bundle.write_text(written)
+        kernel.gdn("restart")
+    assert kernel.gdn("approve", "revoke", yes["code"]).out == f"{yes['code']} is revoked\n"
+    last = send("echo for always", "a8")
+    (item,) = asked(kernel)
+    kernel.gdn("approve", "no", item["code"])
+    assert "not approved" in said(last)
+
+
 def test_a_call_that_runs_in_the_agent_waits_as_well(kernel: Sandbox) -> None:
     kernel.popen("send", "boss", "/agents__catalog", "--instance", "b").wait(timeout=30)
     assert items(kernel) == []
