@@ -42,7 +42,7 @@ async def ask(name: str, broker: Broker, *agents: str, body: Any = None, **path:
 
 async def test_a_decision_is_about_a_call_of_an_agent_of_the_token_and_says_whose_it_is() -> None:
     broker = Broker(approve_show={"agent": "main"}, approve_answer={"done": True})
-    said = Decision("yes", "it is fine")
+    said = Decision("yes", "it is fine", always={"path": "docs/"})
     assert await ask("decideApproval", broker, "main", body=said, id="c1") == {"done": True}
     assert broker.asked[0] == {"op": "approve.show", "id": "c1"}
     assert broker.asked[1] == {
@@ -50,11 +50,21 @@ async def test_a_decision_is_about_a_call_of_an_agent_of_the_token_and_says_whos
         "id": "c1",
         "decision": "yes",
         "reason": "it is fine (token phone)",
+        "always": {"path": "docs/"},
     }
     broker.asked.clear()
     with refuses("E_FORBIDDEN"):
         await ask("decideApproval", broker, "other", body=said, id="c1")
     assert [each["op"] for each in broker.asked] == ["approve.show"], "it was not decided"
+
+
+async def test_lasting_yeses_of_other_agents_are_neither_shown_nor_revoked() -> None:
+    broker = Broker(
+        approve_show={"agent": "main", "code": "a1"}, approve_list={"always": [{"agent": "main"}], "more": 0}
+    )
+    assert await ask("listApprovals", broker, "other") == {"always": [], "more": 0}
+    with refuses("E_FORBIDDEN"):
+        await ask("decideApproval", broker, "other", body=Decision("revoke"), id="a1")
 
 
 @pytest.mark.parametrize("what", ["requeue", "drop"])

@@ -335,6 +335,7 @@ def test_operators_ask_the_broker(talker: Api, looker: Api, operator: Api, model
         ("/dead-letters", "dead_letters", "events"),
         ("/approvals", "approvals", "items"),
         ("/approvals?answered=true", "approvals", "answered"),
+        ("/approvals?always=true", "approvals", "always"),
         ("/budgets", "budgets", "trees"),
         ("/usage", "usage", "total"),
     ):
