@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from goondan.features.page.door import static
 from goondan.features.page.door.entering import Entering
+from goondan.features.page.door.live import Live
 from goondan.features.serve.api.gate import Way
 from goondan.features.serve.api.routing import Operation, way
 from goondan.features.serve.api.swarm import Swarm
@@ -20,6 +21,5 @@ PREFIX = "/page/api"
 @lru_cache(4)  # whoever describes a door asks for its ways again
 def routes(swarm: Swarm) -> list[Way]:
     """All of them."""
-    entering = Entering(swarm)
-    operations: tuple[Operation, ...] = (*entering.operations(),)
+    operations: tuple[Operation, ...] = (*Entering(swarm).operations(), *Live(swarm).operations())
     return [*static.ways(), *(way(operation, swarm, PREFIX) for operation in operations)]

@@ -317,18 +317,18 @@ class Swarm:
 
     async def cancel(self, event_id: str) -> str:
         """Cancel a message and wait until it has ended. Returns how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
-        return await (await self._joined.session()).cancel(event_id)
+        return await (await self.session()).cancel(event_id)
 
     async def admin(self, request: dict[str, Any]) -> dict[str, Any]:
         """Ask the broker itself. Raises GoondanError."""
-        return await (await self._joined.session()).admin(request)
+        return await (await self.session()).admin(request)
 
     async def lay_down(self, files: Sequence[tuple[bytes, str]]) -> list[FilePart]:
         """Copy the files of a message, each its content and its name, to where its event names them.
 
         Raises GoondanError: E_FILE_INVALID, and the errors of Session.lay_down.
         """
-        return await asyncio.to_thread(_lay_down, await self._joined.session(), files) if files else []
+        return await asyncio.to_thread(_lay_down, await self.session(), files) if files else []
 
     async def agents(self) -> list[AgentRow]:
         """The agents of the bundle, the entry agent first. Raises GoondanError when the bundle cannot be read."""
@@ -337,9 +337,13 @@ class Swarm:
             self._agents = now, await asyncio.to_thread(_agents, self.place)
         return self._agents[1]
 
+    async def session(self) -> Session:
+        """The open session with the kernel. Raises GoondanError when none runs."""
+        return await self._joined.session()
+
     async def entry_agent(self) -> str | None:
         """The agent that gets messages which name none. Raises GoondanError E_KERNEL_NOT_RUNNING."""
-        await self._joined.session()
+        await self.session()
         return None if self._joined.kernel is None else self._joined.kernel.entry_agent
 
     # --- turns
@@ -417,7 +421,7 @@ class Swarm:
         try:
             while True:
                 with suppress(GoondanError):  # without it the turn is looked at now and then
-                    await self._watched.observe(await self._joined.session())
+                    await self._watched.observe(await self.session())
                 waits = True
                 if (answer := await turn.take_file(self.state_dir)) is None:
                     waits = await self._waits(turn.event_id, (turn.agent, turn.instance))
@@ -450,7 +454,7 @@ class Swarm:
         until = 0.0
         while True:
             try:
-                session = await self._joined.session()
+                session = await self.session()
             except GoondanError as error:
                 if error.info.code not in (*LOST, "E_KERNEL_NOT_RUNNING") or loop.time() >= until:
                     raise

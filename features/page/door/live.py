@@ -1,0 +1,159 @@
+"""What happens in the swarm, as it happens: one observation of the broker for all readers of a door, while there are
+any.
+
+A reader hears of its agents. What it has not read waits, up to a bound; then all of it goes, and the reader is told
+that something was missed. So a reader that never reads costs as much as any other.
+
+Source: PROTOCOL-OPERATORS.md "Observing"; the HTML standard, "Server-sent events"; docs/decisions/176.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.swarm import LOOK_S, Swarm
+from goondan.kernel.cli.observing import Missed, Observation, Seen
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.runtime_events import Observe
+
+#: Between two batches (seconds): a person sees no difference, and a browser is woken seldom.
+BATCH_S: Final = 0.03
+#: What waits for one reader (bytes).
+MAX_WAITING: Final = 1 << 20
+#: Nothing is said for so long, then a comment (seconds): less than proxies wait for.
+HEARTBEAT_S: Final = 15.0
+#: How long a new reader waits until the broker is observed (seconds). Later it is told that it has missed something.
+READY_S: Final = 2.0
+_WINDOW: Final = Observe(events=4096, bytes=1 << 20)
+
+
+def encoded(heard: Seen, at: int) -> bytes:
+    """An event as JSON, heard `at` (milliseconds since 1970); of a piece of text, where it stands is `place` (pure)."""
+    frame, event = heard.frame, msgspec.to_builtins(heard.event)
+    if "at" in event:
+        event["place"] = event.pop("at")
+    whose = {"agent": frame.from_, "instance": frame.instance_key, "eventId": frame.event_id}
+    where = {"rootEvent": frame.root_event, "traceId": frame.trace_id, "spanId": frame.span_id}
+    return msgspec.json.encode({"n": heard.number, "at": at, **whose, **where, **event})
+
+
+class Reader:
+    """One reader, and what waits for it."""
+
+    def __init__(self, shown: Callable[[str], bool]) -> None:
+        self.shown = shown
+        #: Something waits.
+        self.woken = asyncio.Event()
+        self._keep(missed=False)
+
+    def add(self, data: bytes) -> None:
+        """One more event."""
+        if self._size + len(data) > MAX_WAITING:
+            self.miss()
+        self._waiting.append(data)
+        self._size += len(data)
+        self.woken.set()
+
+    def miss(self) -> None:
+        """Something was missed; then what waits is worth nothing."""
+        self._keep(missed=True)
+        self.woken.set()
+
+    def take(self) -> bytes:
+        """What waits, as events of a stream."""
+        told = b"event: gap\ndata: {}\n\n" if self._missed else b""
+        if self._waiting:
+            told += b"event: batch\ndata: [" + b",".join(self._waiting) + b"]\n\n"
+        self._keep(missed=False)
+        self.woken.clear()
+        return told
+
+    def _keep(self, *, missed: bool) -> None:
+        self._waiting, self._size, self._missed = list[bytes](), 0, missed
+
+
+class Live:
+    """All readers of one door."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self._readers: set[Reader] = set()
+        self._observing: asyncio.Task[None] | None = None
+        self._observation: Observation | None = None
+        self._tried = asyncio.Event()
+
+    async def stream(self, asked: Asked) -> Response:
+        """The stream of a reader. What happens after its head has come is in it, or a gap."""
+        reading = self._read(Reader(asked.caller.may_speak_to))
+        await anext(reading)
+        return StreamingResponse(reading, media_type="text/event-stream")
+
+    async def _read(self, reader: Reader) -> AsyncIterator[bytes]:
+        """What a reader hears. First nothing, when it hears."""
+        self._readers.add(reader)
+        try:
+            if self._observing is None:
+                self._tried.clear()
+                self._observing = asyncio.ensure_future(self._observe())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READY_S):
+                    await self._tried.wait()
+            yield b""
+            while True:
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await reader.woken.wait()
+                except TimeoutError:
+                    yield b":\n\n"
+                    continue
+                yield reader.take()
+                await asyncio.sleep(BATCH_S)
+        finally:
+            self._readers.discard(reader)
+            if not self._readers and self._observing is not None:
+                self._observing.cancel()
+                self._observing = None
+
+    async def _observe(self) -> None:
+        """Observe the kernel that runs, and the next one, until cancelled."""
+        while True:
+            with suppress(GoondanError):  # no kernel runs, or it has just gone
+                session = await self._swarm.session()
+                self._observation = await session.observe(_WINDOW, self._hear)
+                try:
+                    if self._tried.is_set():
+                        self._hear(Missed(0, None))
+                    self._tried.set()
+                    while not session.over:
+                        await asyncio.sleep(LOOK_S)
+                    self._hear(Missed(0, None))
+                finally:
+                    if not session.over:
+                        self._observation.close()
+                    self._observation = None
+            self._tried.set()
+            await asyncio.sleep(LOOK_S)
+
+    def _hear(self, heard: Seen | Missed) -> None:
+        if isinstance(heard, Missed):
+            for reader in self._readers:
+                reader.miss()
+        elif heard.event is not None:
+            data = encoded(heard, int(time.time() * 1000))
+            for reader in self._readers:
+                if reader.shown(heard.frame.from_ or ""):
+                    reader.add(data)
+        if self._observation is not None and (number := heard.number if isinstance(heard, Seen) else heard.last):
+            self._observation.read(number)
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Their row."""
+        return (Operation("live", "GET", "/live", "look", "What happens.", self.stream, streams=True),)
