@@ -102,6 +102,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={
             "instance undo": "Take the last turn of a conversation back.",
             "instance reset": "Remove every message of a conversation.",
+            "instance fork": "Begin another instance with a copy of a conversation.",
         },
         typed={"undo": "take the last turn back; what its tools have done stays done"},
     ),

@@ -75,7 +75,8 @@ class ConversationFile:
         self.notes: list[Note] = []
         self._log = f"{self.path}-wal"
         self._max_bytes = max_bytes
-        self._generation = generation
+        #: The generation of conversations that it is opened with.
+        self.generation = generation
         self._durability = durability
         self._writing: _Writing = "usual"
         self._waits = False  # the commit waits for the disk
@@ -276,7 +277,7 @@ class ConversationFile:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-            prepare(db, self.path, self._generation)
+            prepare(db, self.path, self.generation)
         except BaseException:
             db.close()
             raise

@@ -40,8 +40,11 @@ OPERATOR_TOOLS: Final = "operator.tools"
 OPERATOR_UNDO: Final = "operator.undo"
 #: The event type by which an operator removes every message of a conversation.
 OPERATOR_RESET: Final = "operator.reset"
+#: The event type by which an operator has an instance begin with the messages of another one of its agent (input:
+#: {from, turnId?, step?}).
+OPERATOR_FORK: Final = "operator.fork"
 #: The types of events that only an operator may send.
-OPERATOR_TYPES: Final = frozenset({OPERATOR_CALL, OPERATOR_TOOLS, OPERATOR_UNDO, OPERATOR_RESET})
+OPERATOR_TYPES: Final = frozenset({OPERATOR_CALL, OPERATOR_TOOLS, OPERATOR_UNDO, OPERATOR_RESET, OPERATOR_FORK})
 
 #: The event type by which a tool host tells an agent instance what pending work came to (input: Completion).
 TOOL_COMPLETED: Final = "tool.completed"
