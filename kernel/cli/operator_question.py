@@ -105,13 +105,18 @@ class Learned(NamedTuple):
     limits: bool = True
 
 
+def learning(*, limits: bool) -> list[Learned]:
+    """What features learn: only of limits, or everything."""
+    return [module.LEARNED for module in parts("status") if module.LEARNED.limits or not limits]
+
+
 def learned(bundle: str | None, *, forget: bool = False, limits: bool = True) -> tuple[list[Document], list[str]]:
     """What was learned in the kernel that runs `bundle`: the rows, and their lines for a person; only of limits, or
     everything. Nothing when no broker answers, unless it has to forget them. Raises GoondanError.
     """
     rows: list[Document] = []
     lines: list[str] = []
-    for of_feature in (module.LEARNED for module in parts("status") if module.LEARNED.limits or not limits):
+    for of_feature in learning(limits=limits):
         try:
             asked = {"op": of_feature.op, "forget": forget}
             found = ask_broker(bundle, asked, ANSWER_S if forget else LEARNED_S)[of_feature.op]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from goondan.features.page.door import static
+from goondan.features.page.door import static, status
 from goondan.features.page.door.entering import Entering
 from goondan.features.page.door.live import Live
 from goondan.features.serve.api.gate import Way
@@ -21,5 +21,6 @@ PREFIX = "/page/api"
 @lru_cache(4)  # whoever describes a door asks for its ways again
 def routes(swarm: Swarm) -> list[Way]:
     """All of them."""
-    operations: tuple[Operation, ...] = (*Entering(swarm).operations(), *Live(swarm).operations())
+    entering, live = Entering(swarm), Live(swarm)
+    operations: tuple[Operation, ...] = (*entering.operations(), *live.operations(), *status.OPERATIONS)
     return [*static.ways(), *(way(operation, swarm, PREFIX) for operation in operations)]

@@ -1,0 +1,80 @@
+"""What the door says of memory, servers and what was learned, and to whom."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from goondan.features import parts
+from goondan.features.page.door import status
+from goondan.features.serve.api.routing import Asked
+from goondan.features.serve.api.rules.callers import Caller
+from goondan.kernel.supervisor_client import ProcessInfo, Reply
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.tool_host_reports import ServerState, WorkerNews
+
+AT = "2026-11-23T10:00:00Z"
+LEARNED = parts("status")
+#: A row with what each of them has.
+ROW = {
+    "models": ["m"],
+    "concurrent": 2,
+    "perMinute": None,
+    "refusals": 0,
+    "learnedMs": 1000,
+    "text": "waits",
+    "sent": 0,
+    "dropped": 0,
+    "droppedTurns": 0,
+}
+
+
+def process(role: str, name: str, pid: int | None, key: str | None = None) -> ProcessInfo:
+    return ProcessInfo(role=role, name=name, instance_key=key, pid=pid, status="running", since=AT)
+
+
+def session(server: str, agent: str | None, error: str | None = None) -> WorkerNews:
+    state = ServerState(
+        server=server, extension=server, transport="stdio", agent=agent, state="connected", last_error=error
+    )
+    return WorkerNews(op="server", pid=5, agent=agent, instance_key="k", since=AT, server=state)
+
+
+async def told(monkeypatch: pytest.MonkeyPatch, reply: Reply | None, *agents: str, kernel: bool = True) -> Any:
+    async def admin(asked: dict[str, Any]) -> dict[str, Any]:
+        if not kernel:
+            raise fail("E_KERNEL_NOT_RUNNING", "none")
+        return {asked["op"]: [ROW]}
+
+    monkeypatch.setattr(status, "ask_supervisor", lambda *_: reply)
+    swarm = cast(Any, SimpleNamespace(state_dir="/s", admin=admin))
+    nothing = cast(Any, None)
+    return await status.status(Asked(Caller("phone", "look", agents), swarm, {}, None, None, nothing))
+
+
+async def test_memory_servers_and_what_was_learned_are_told_as_far_as_they_are_of_the_callers_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, above = os.getpid(), os.getppid()
+    rows = [process("agent", "main", own, "k"), process("agent", "secret", above, "k"), process("broker", "b", None)]
+    reply = Reply(ok=True, processes=rows, servers=[session("files", None), session("mail", "main", "E_X: gone")])
+    whole = await told(monkeypatch, reply, "*")
+    assert set(whole["memory"]) == {str(own), str(above)}
+    assert whole["memory"][str(own)] > 1 << 20
+    assert [(one["server"], one.get("lastError")) for one in whole["servers"]] == [
+        ("files", None),
+        ("mail", "E_X: gone"),
+    ]
+    lines = [(module.LEARNED.op, module.LEARNED.line(ROW)) for module in LEARNED]
+    assert [(row["about"], row["text"]) for row in whole["learned"]] == lines
+    mine = await told(monkeypatch, reply, "main")
+    assert set(mine["memory"]) == {str(own)}
+    assert [one["server"] for one in mine["servers"]] == ["mail"]
+    assert mine["learned"] == []
+
+
+async def test_without_a_kernel_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await told(monkeypatch, None, "*", kernel=False) == {"memory": {}, "servers": [], "learned": []}
