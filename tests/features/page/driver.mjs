@@ -25,7 +25,14 @@ const browser = await puppeteer.launch({
 
 /** Notes what a tab or a worker asks for, what its policy forbids, and what goes wrong in it. */
 async function watch(client, seen) {
-  client.on("Network.requestWillBeSent", ({ request }) => seen.requests.push(request.url));
+  const asked = new Map();
+  client.on("Network.requestWillBeSent", ({ requestId, request }) => {
+    asked.set(requestId, request.url);
+    seen.requests.push(request.url);
+  });
+  client.on("Network.loadingFailed", ({ requestId, blockedReason }) => {
+    if (blockedReason) seen.requests.splice(seen.requests.indexOf(asked.get(requestId)), 1); // it did not go out
+  });
   client.on("Audits.issueAdded", ({ issue }) => {
     if (issue.code !== "ContentSecurityPolicyIssue") return;
     const { violatedDirective, blockedURL, contentSecurityPolicyViolationType: type } = issue.details.contentSecurityPolicyIssueDetails;
@@ -42,7 +49,7 @@ async function run({ address, route, steps, size, dark, args, entered }) {
   const seen = { violations: [], errors: [], requests: [] };
   const context = await browser.createBrowserContext();
   context.on("targetcreated", async (target) => {
-    if (target.type() === "shared_worker") await watch(await target.createCDPSession(), seen).catch(() => {});
+    if (target.type() === "shared_worker") await watch((await target.worker()).client, seen).catch(() => {});
   });
   const tab = async (where = "") => {
     const page = await context.newPage();

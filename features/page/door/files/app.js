@@ -99,7 +99,7 @@ function Code({ act, onDone }) {
 function Act() {
   const asked = session.wanted.value;
   if (!asked) return null;
-  return html`<${Dialog} label="A code to act" onClose=${() => session.wanted.value?.cancel()}><h2>This tab only looks</h2>
+  return html`<${Dialog} key=${asked} label="A code to act" onClose=${() => session.wanted.value?.cancel()}><h2>This tab only looks</h2>
     <p>To act, it needs a code. The command <code>gdn ui --act</code> prints one. It is good once, for this tab, until 30 minutes without use.</p>
     <${Code} act onDone=${() => (session.acting.value ? asked.done() : null)} />
     <button onClick=${asked.cancel}>Cancel</button><//>`;

@@ -73,11 +73,12 @@ export class Feed {
       try {
         const signal = AbortSignal.any([ended, this.#current.signal]);
         const answer = await fetch("api/live", { headers: { authorization: `Bearer ${token}` }, cache: "no-store", signal });
-        if (answer.status === 401) {
+        if (!answer.ok || !answer.body) {
+          await answer.body?.cancel(); // what is not read keeps its connection
+          if (answer.status !== 401) throw new Error(`status ${answer.status}`);
           this.#token = "";
           return this.#tell({ refused: token });
         }
-        if (!answer.ok || !answer.body) throw new Error(`status ${answer.status}`);
         this.#tell({ state: "live", gap: true }); // what happened before is not in the stream
         wait = WAIT_MS / 2;
         for await (const { event, data } of events(answer.body, () => { this.#heardAt = Date.now(); })) {

@@ -69,10 +69,12 @@ export function askToAct() {
 export async function open(code, act = false) {
   const headers = { authorization: `Bearer ${code}` };
   const answer = await fetch("api/session", { method: "POST", headers, cache: "no-store" }).catch(() => { throw Problem.gone(); });
+  const more = `${act ? "gdn ui --act" : "gdn ui"} prints another one`;
+  if (answer.status === 401) throw new Problem({ detail: "This code was used, is too old, or is none:", suggestion: more });
   if (!answer.ok) throw await Problem.of(answer);
   const said = await answer.json(), token = said.token ?? code;
   if (said.role === "look") {
-    if (act) throw new Problem({ detail: "this code only looks", suggestion: "gdn ui --act prints one that acts" });
+    if (act) throw new Problem({ detail: "This code only looks:", suggestion: more });
     return look(token, true);
   }
   actingToken = token, acting.value = true, role.value = said.role;
