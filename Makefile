@@ -1,12 +1,13 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench bench-peers bench-page soak pins requirements size without clean
+.PHONY: help setup run test test-page test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench bench-peers bench-page soak pins requirements size without clean
 .DEFAULT_GOAL := help
 export PYTHON
 
 help:
 	@echo "make run           start the swarm of ./goondan.yaml (or the quickstart) and talk to it"
 	@echo "make test          all tests                     ARGS=\"tests/unit -k codec\" for some"
+	@echo "make test-page     the page in a real Chromium, which it installs first: in all colours and sizes"
 	@echo "make test-matrix   README and quickstart word by word, then tests, on clean setups (minutes; best as root)"
 	@echo "make mcp-servers   MCP servers of npm and PyPI in real jails; installs them first"
 	@echo "make test-models   whole turns against llama.cpp's server and LiteLLM, from their packages; installs them first"
@@ -37,6 +38,10 @@ run:
 test:
 	@scripts/setup dev
 	@exec scripts/test $(ARGS)
+
+test-page:
+	@scripts/setup dev
+	GOONDAN_PAGE_MUST=1 scripts/test tests/features/page $(ARGS)
 
 test-matrix:
 	@scripts/setup dev

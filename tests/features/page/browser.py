@@ -38,10 +38,7 @@ class Chromium:
     """A browser for all tests of a process: it takes longer to start than most of them."""
 
     def __init__(self) -> None:
-        try:
-            folder = installed(SOURCES)
-        except pytest.skip.Exception as missing:
-            _missing(str(missing))
+        folder = packages()
         unpacked = folder / "unpacked"  # the browser itself, once
         unpacked.mkdir(exist_ok=True)
         program = ["node", str(beside(folder, Path(__file__).with_name("driver.mjs")))]
@@ -52,7 +49,7 @@ class Chromium:
         try:
             self.version = self._line(START_S)["version"]
         except AssertionError as error:
-            _missing(f"no browser starts here: {error}")
+            missing(f"no browser starts here: {error}")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -93,7 +90,16 @@ class Chromium:
             stream.close()
 
 
-def _missing(why: str) -> NoReturn:
+def packages() -> Path:
+    """The folder of npm's packages for these tests. Skips or fails the test where they cannot be had."""
+    try:
+        return installed(SOURCES)
+    except pytest.skip.Exception as why:
+        missing(str(why))
+
+
+def missing(why: str) -> NoReturn:
+    """Something that not every machine has is not here: skips the test, or fails it."""
     if "GOONDAN_PAGE_MUST" in os.environ:
         pytest.fail(why)
     pytest.skip(why)
@@ -105,13 +111,15 @@ class Site:
     def __init__(self, kernel: Sandbox, told: dict[str, Any], chromium: Chromium) -> None:
         self.kernel = kernel
         self.address: str = told["url"]
+        #: The door's process.
+        self.pid: int = told["pid"]
         self.token = Path(told["tokenFile"]).read_text().split()[0]
         self._chromium = chromium
 
-    def ask(self, path: str, body: Any = None, token: str | None = None) -> Any:
-        """The door's answer, by the token of its file or another one: a document of JSON."""
+    def ask(self, path: str, body: Any = None, token: str | None = None, **more: str) -> Any:
+        """The door's answer, by the token of its file or another one: a document of JSON. `more`: headers."""
         connection = http.client.HTTPConnection(self.address.rpartition("/")[2], timeout=30)
-        headers = {"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {token or self.token}", "Content-Type": "application/json", **more}
         content = None if body is None else json.dumps(body)
         try:
             connection.request("GET" if body is None else "POST", path, content, headers)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from tests.npm_fixture import installed
+from tests.features.page.browser import packages
 
 ROOT: Final = Path(__file__).parents[3]
 FILES: Final = ROOT / "features" / "page" / "door" / "files"
@@ -35,12 +35,12 @@ def test_what_vendored_modules_import_is_in_the_import_map_and_comes_from_nowher
 
 
 def test_the_vendored_files_are_those_of_npm() -> None:
-    packages = installed(ROOT / "tests" / "servers" / "browser") / "node_modules"
+    folder = packages() / "node_modules"
     for row in ROWS:
-        package = packages / row["name"]
+        package = folder / row["name"]
         said = json.loads((package / "package.json").read_text())
         assert (said["version"], said["license"]) == (row["version"], row["license"])
         assert (package / row["path"]).read_bytes() == (VENDOR / row["file"]).read_bytes(), row["file"]
     # The licence of signals-core is that of signals.
-    texts = {(packages / name / "LICENSE").read_bytes() for name in ("@preact/signals", "@preact/signals-core")}
+    texts = {(folder / name / "LICENSE").read_bytes() for name in ("@preact/signals", "@preact/signals-core")}
     assert len(texts) == 1
