@@ -9,9 +9,7 @@ that look like those beside them.
 A long text is shown with its beginning and its end. Only who was shown the whole says yes to it: the last line of the
 whole has a digest of it.
 
-Beside the arguments stand digests of the small files that they name: what a person looks at can be compared with what
-is there later. The call itself reads them when it runs, so they may be others by then. A model has written the names,
-and its tools the files. Only regular files below the call's working directory are read, and nothing of them is shown.
+Beside the arguments stand digests of the small files that they name (kernel/cli/named_files.py).
 
 Source: docs/approvals.md.
 """
@@ -19,12 +17,8 @@ Source: docs/approvals.md.
 from __future__ import annotations
 
 import hashlib
-import os
-import re
-import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -33,6 +27,7 @@ from msgspec import Raw
 
 from goondan.features.approvals.wire import MAX_ANSWER_BYTES
 from goondan.kernel.cli import options, output
+from goondan.kernel.cli.named_files import with_files
 from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
 from goondan.kernel.cli.rules import batch, plain
 from goondan.schemas.text import times, visible
@@ -57,18 +52,11 @@ MAX_LINES: Final = 400
 MAX_CHARACTERS: Final = 40_000
 #: Digits of the digest of a whole item that a person gives back.
 WHOLE_DIGITS: Final = 8
-#: Named files: the largest (bytes), how many are shown, and how many words of the arguments are looked at.
-MAX_FILE_BYTES: Final = 64 << 10
-MAX_FILES: Final = 8
-MAX_WORDS: Final = 1000
 
 #: What a pattern means, before a person agrees to it.
 OPEN_END: Final = (
     "later calls run if this text begins so, whatever follows: git status; rm -rf . begins with git status"
 )
-
-#: What a shell takes for a word, roughly, in JSON.
-_WORD: Final = re.compile(r"[^\s\"'`;|&<>()=\\]+")
 
 
 def item_lines(item: dict[str, Any], columns: int = COLUMNS, *, whole: bool = False) -> list[str]:
@@ -236,29 +224,6 @@ def _when(ms: int) -> str:
         return times.rfc3339_seconds(ms / 1000)
     except (OverflowError, ValueError, OSError):
         return f"{ms} ms"
-
-
-def with_files(item: dict[str, Any]) -> dict[str, Any]:
-    """An item of an approval with `files`: a digest for each name in its arguments that is such a file."""
-    found: dict[str, str] = {}
-    text = msgspec.json.encode(item.get("args")).decode().replace("\\n", " ")
-    for word in _WORD.findall(text)[:MAX_WORDS] if item.get("workdir") else ():
-        with suppress(OSError, ValueError):
-            if len(found) < MAX_FILES and (digest := _digest(item["workdir"], word)) is not None:
-                found[word] = digest
-    return {**item, "files": found}
-
-
-def _digest(workdir: str, name: str) -> str | None:
-    """SHA-256 of the file. None: it is none of those that are read. Raises OSError, ValueError."""
-    path = os.path.realpath(os.path.join(workdir, name))
-    if not path.startswith(os.path.realpath(workdir) + os.sep):
-        return None
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode) or state.st_size > MAX_FILE_BYTES:
-            return None
-        return hashlib.sha256(file.read(MAX_FILE_BYTES)).hexdigest()
 
 
 _whole = click.option(

@@ -11,9 +11,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from goondan.features.approvals.command import COLUMNS, command_lines, is_long, item_lines, with_files
+from goondan.features.approvals.command import COLUMNS, command_lines, is_long, item_lines
 from goondan.features.approvals.wire import WAITS
 from goondan.kernel.cli.console.questions import Questions, Waiting
+from goondan.kernel.cli.named_files import with_files
 from goondan.kernel.cli.output import columns_of, write
 from goondan.schemas.text.visible import argument_line, visible_line
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from goondan.features.page.door import static, status
+from goondan.features.page.door import inbox, static, status
 from goondan.features.page.door.entering import Entering
 from goondan.features.page.door.live import Live
 from goondan.features.serve.api.gate import Way
@@ -22,5 +22,10 @@ PREFIX = "/page/api"
 def routes(swarm: Swarm) -> list[Way]:
     """All of them."""
     entering, live = Entering(swarm), Live(swarm)
-    operations: tuple[Operation, ...] = (*entering.operations(), *live.operations(), *status.OPERATIONS)
+    operations: tuple[Operation, ...] = (
+        *entering.operations(),
+        *live.operations(),
+        *inbox.OPERATIONS,
+        *status.OPERATIONS,
+    )
     return [*static.ways(), *(way(operation, swarm, PREFIX) for operation in operations)]

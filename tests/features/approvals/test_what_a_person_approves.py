@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 from goondan.features.approvals import command as commands
 from goondan.features.approvals.command import (
     MARK,
-    MAX_FILE_BYTES,
-    MAX_FILES,
     MAX_LINES,
     OUTSIDE,
     answer_issues,
@@ -32,9 +30,9 @@ from goondan.features.approvals.command import (
     item_lines,
     list_lines,
     whole_digest,
-    with_files,
 )
 from goondan.features.approvals.console import Asked
+from goondan.kernel.cli.named_files import MAX_FILE_BYTES, MAX_FILES, with_files
 from goondan.schemas.text.visible import TURNING
 from goondan.schemas.wire.errors import GoondanError
 
