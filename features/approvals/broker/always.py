@@ -57,8 +57,9 @@ class Always:
         """The yes that such a call has already. None: a person has to be asked."""
         agent = wanted.event.instance.agent
         found = [yes for yes in self.all.values() if (yes.agent, yes.tool) == (agent, wanted.tool)]
-        if not found or wanted.kind == "question":
+        if not found:
             return None
+        # A question has no rule, so nothing here fits it.
         rule, args = self._rules(agent).get(wanted.decision.rule), msgspec.msgpack.decode(wanted.args)
         rests = {name: _rest(wanted.tool, args, name) for name in {yes.argument for yes in found}}
         for yes in found:

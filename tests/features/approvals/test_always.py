@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from goondan.features.approvals.broker import always as lasting
+from goondan.features.approvals.broker import items as every_item
 from goondan.features.approvals.wire import ApprovalAsk
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame
@@ -56,6 +57,18 @@ def test_a_later_call_with_the_same_arguments_runs_and_its_record_says_by_which_
     assert items(client) == [], "nobody is asked"
     (kept,) = answered(client)
     assert (kept["id"], kept["always"]) == ("t1/c1", code)
+
+
+def test_it_needs_no_room_among_what_waits_and_its_turn_is_told_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(every_item, "MAX_ITEMS", 8)
+    _, client, agent, host, _ = agreed()
+    codes = [code_of(agent.call({"command": f"other {at}"}, f"t1/o{at}")) for at in range(8)]
+    assert codes[-1] == "E_TOOL_LIMIT"
+    agent.call(RM, "t1/c2")
+    assert ran(host) == 1
+    agent.take()
+    decide(client, "no", "t1/o0")
+    assert [news.calls for news in agent.take("approval.news")] == [["t1/o0"]]
 
 
 OTHERS: list[tuple[Any, dict[str, str] | None, Any]] = [
