@@ -1,5 +1,5 @@
-"""Digests of the small files that the arguments of a call name: what a person looks at before a yes can be compared with
-what is there later. The call itself reads them when it runs, so they may be others by then.
+"""Digests of the small files that the arguments of a call name: what a person looks at before a yes can be compared
+with what is there later. The call itself reads them when it runs, so they may be others by then.
 
 A model has written the names, and its tools the files. Only regular files below the call's working directory are read,
 and nothing of them is shown.

@@ -86,6 +86,14 @@ def asked(kernel: Sandbox, number: int = 1) -> list[dict[str, Any]]:
     return found
 
 
+def kill_all(kernel: Sandbox) -> None:
+    for row in kernel.ps():  # the supervisor first, and nothing that it could do about the others
+        if row["pid"]:
+            with suppress(ProcessLookupError):  # it has died with the supervisor
+                os.kill(row["pid"], signal.SIGKILL)
+    wait_until(lambda: not kernel.ps())
+
+
 def request(target: str, key: str, text: str) -> str:
     fields = {"target": target, "instanceKey": key, "input": text, "timeoutMs": REQUEST_MS}
     return "/agents__request " + json.dumps(fields)
@@ -111,11 +119,7 @@ def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(k
     kernel.popen("send", "leaf", message, "--instance", "dies", "--event-id", "dies")
     (item,) = asked(kernel)
     began = time.monotonic()
-    for row in kernel.ps():  # the supervisor first, and nothing that it could do about the others
-        if row["pid"]:
-            with suppress(ProcessLookupError):  # it has died with the supervisor
-                os.kill(row["pid"], signal.SIGKILL)
-    wait_until(lambda: not kernel.ps())
+    kill_all(kernel)
     kernel.detach()
     (kept,) = items(kernel)
     assert (kept["id"], kept["args"]) == (item["id"], {"command": "echo ran >> runs; cat runs"})
@@ -196,7 +200,7 @@ def test_a_yes_for_always_lasts_until_it_is_revoked_and_a_rule_that_denies_wins(
     told = kernel.gdn("approve", "yes", item["code"], "--pattern", "command=echo for  ")
     assert "whatever follows" in told.err
     assert "for always" in said(other)
-    kernel.gdn("stop")
+    kill_all(kernel)
     kernel.detach()
     assert "for always" in said(send("echo for always", "a4")), "the next kernel knows it"
     assert "for all" in said(send("echo for  all", "a5")), "a pattern"
