@@ -75,7 +75,7 @@ class Connection:
     async def ask(self, instance: str) -> float:
         """One message with its answer. Returns how long it took (seconds)."""
         begun = time.perf_counter()
-        head = await self.send({"text": TEXT, "instance": instance})
+        head = await self.send({"text": TEXT, "agent": "main", "instance": instance})
         length = int(head.lower().partition(b"content-length:")[2].split()[0])
         await self._reader.readexactly(length)
         return time.perf_counter() - begun

@@ -33,13 +33,14 @@ class Entering:
 
     async def code(self, asked: Asked) -> dict[str, Any]:
         """A code."""
-        digest: bytes = asked.request.state.digest
-        code = self._passes.make_code(asked.body.kind, asked.caller, digest, os.urandom(12), time.monotonic())
+        code = self._passes.make_code(
+            asked.body.kind, asked.caller, asked.head.digest, os.urandom(12), time.monotonic()
+        )
         return {"code": code, "seconds": int(CODE_S)}
 
     async def session(self, asked: Asked) -> dict[str, Any]:
         """The token for a code. Of a token that was given instead, its role."""
-        found = self._passes.spend(asked.request.state.digest, os.urandom(32), time.monotonic())
+        found = self._passes.spend(asked.head.digest, os.urandom(32), time.monotonic())
         if found is None and not asked.caller.name:
             raise refused(401, "the code was used, is too old, or is none", "E_DOOR_REFUSED")
         token, role = found or (None, asked.caller.role)

@@ -12,13 +12,12 @@ Source: docs/design/features.md section 1; RFC 9457.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -129,34 +128,34 @@ class Gate:
         self._forms = sorted((forms or {}).items(), key=lambda form: -len(form[0]))
         self._tokens = tokens
         self._callers = callers
-        self._open: Counter[str] = Counter()
         #: What may be spent, and how many bytes of bodies are in memory.
         self.bounds = bounds
         self.bodies = 0
         #: Gets a line for each request.
         self.log = log
-        #: What works on the requests that were let in.
-        self._inside: dict[asyncio.Task[Any], _Exchange] = {}
+        #: How many requests of each caller are open, by its name; and what works on those that were let in.
+        self.open: Counter[str] = Counter()
+        self.inside: dict[asyncio.Task[Any], _Exchange] = {}
         #: Nobody new is let in.
         self.ended = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer a request."""
-        await _Exchange(self, scope, receive, send).run()
+        return _Exchange(self, scope, receive, send).run()
 
     def replace(self, tokens: Tokens) -> None:
         """From now on these are the tokens. Requests and streams whose token has gone, or says less, lose their
         connection.
         """
         self._tokens = tokens
-        for task, exchange in self._inside.items():
+        for task, exchange in self.inside.items():
             if exchange.head is None or self._known(exchange.head.digest) != exchange.head.caller:
                 task.cancel()
 
     def end(self) -> None:
         """Let nobody new in, and end the streams."""
         self.ended = True
-        for task, exchange in self._inside.items():
+        for task, exchange in self.inside.items():
             if exchange.streams:
                 task.cancel()
 
@@ -199,21 +198,6 @@ class Gate:
                 return caller
         return None
 
-    @contextlib.contextmanager
-    def counted(self, head: Head, exchange: _Exchange) -> Iterator[None]:
-        """One more request of a caller, while it is open. Raises Refused 429."""
-        name = head.caller.name
-        if self._open[name] >= self.bounds.open:
-            raise refused(429, f"{self.bounds.open} requests with the token {name} are open", "E_OVERLOADED")
-        task: Any = asyncio.current_task()
-        self._open[name] += 1
-        self._inside[task] = exchange
-        try:
-            yield
-        finally:
-            self._open[name] -= 1
-            del self._inside[task]
-
 
 class _Exchange:
     """One request and its answer."""
@@ -224,6 +208,7 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self._connection: Connection = scope["state"][CONNECTION]
+        self._cycle: Any = send.__self__  # type: ignore[attr-defined]
         self._began = time.time(), time.monotonic()
         #: What its head says, when it was let in.
         self.head: Head | None = None
@@ -235,13 +220,22 @@ class _Exchange:
         self._whole = False
         self._until = asyncio.get_running_loop().time() + gate.bounds.body_s
         self._status = 0
+        self._start: Message | None = None  # the head of an answer that leaves with its body
         self._sent = 0
 
     async def run(self) -> None:
         connection = self._connection
+        connection.task = task = asyncio.current_task()
         try:
-            connection.task = asyncio.current_task()
-            await self._answered()
+            try:
+                self.head = head = self._gate.judge(self._scope)
+                if head.caller is not STRANGER:
+                    connection.room.let_in(connection)
+                if self._gate.ended:
+                    raise refused(503, "the door is closing", "E_LINK_CLOSED")
+                await self._let_in(head, task)
+            except Exception as error:
+                await self._refuse(_refusal_of(error))
         except asyncio.CancelledError:
             if self.streams and self._gate.ended and not connection.flow.write_paused:
                 await self._send({"type": "http.response.body", "body": COME_BACK, "more_body": True})
@@ -253,42 +247,38 @@ class _Exchange:
             if self._gate.log is not None:
                 self._gate.log(msgspec.json.encode(self._line()) + b"\n")
 
-    async def _answered(self) -> None:
+    async def _let_in(self, head: Head, task: Any) -> None:
+        gate, name = self._gate, head.caller.name
+        if gate.open[name] >= gate.bounds.open:
+            raise refused(429, f"{gate.bounds.open} requests with the token {name} are open", "E_OVERLOADED")
+        gate.open[name] += 1
+        gate.inside[task] = self
         try:
-            head = self._gate.judge(self._scope)
-            self.head = head
-            if head.caller is not STRANGER:
-                self._connection.room.let_in(self._connection)
-            if self._gate.ended:
-                raise refused(503, "the door is closing", "E_LINK_CLOSED")
-            with self._gate.counted(head, self):
-                await self._let_in(head)
-        except Exception as error:
-            await self._refuse(_refusal_of(error))
-
-    async def _let_in(self, head: Head) -> None:
-        caller, way = head.caller, self._gate.find(self._scope)
-        self._way = way
-        role: Role | None = getattr(way, "role", "operate")
-        if role is not None and not caller.may(role):
-            raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {caller.name} has {caller.role}")
-        self._most = getattr(way, "max_body", MAX_BODY)
-        if head.length is not None and head.length > self._most:
-            self._too_large()
-        self._scope["state"] |= {"caller": caller, "digest": head.digest}
-        await way.handle(self._scope, self._body, self._answer)
+            self._way = way = gate.find(self._scope)
+            role: Role | None = getattr(way, "role", "operate")
+            if role is not None and not head.caller.may(role):
+                raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {name} has {head.caller.role}")
+            self._most = getattr(way, "max_body", MAX_BODY)
+            if head.length is not None and head.length > self._most:
+                self._too_large()
+            self._scope["state"] |= {"caller": head.caller, "head": head}
+            # The method fits already.
+            await (way.app if isinstance(way, Route) else way.handle)(self._scope, self._body, self._answer)
+        finally:
+            gate.open[name] -= 1
+            del gate.inside[task]
 
     async def _body(self) -> Message:
         if self._whole:
             return await self._receive()
-        try:
-            # What is here needs no timer.
-            async with (
-                asyncio.timeout_at(self._until) if self._connection.cycle.more_body else contextlib.nullcontext()
-            ):
-                message = await self._receive()
-        except TimeoutError:
-            raise refused(408, f"the body did not come within {self._gate.bounds.body_s:g} s") from None
+        if self._cycle.more_body:  # what is here needs no timer
+            try:
+                async with asyncio.timeout_at(self._until):
+                    message = await self._receive()
+            except TimeoutError:
+                raise refused(408, f"the body did not come within {self._gate.bounds.body_s:g} s") from None
+        else:
+            message = await self._receive()
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
         if self._held + size > self._most:
@@ -303,16 +293,23 @@ class _Exchange:
         raise refused(413, f"a request at this path has at most {self._most} bytes")
 
     async def _answer(self, message: Message) -> None:
+        start, self._start = self._start, None
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            headers = [*message.get("headers", [])]
-            named = {name.lower(): value for name, value in headers}
-            self.streams = named.get(b"content-type", b"").startswith(b"text/event-stream")
+            headers = [*message.get("headers", ())]
+            named = dict(headers)
             message["headers"] = headers + [header for header in _HEADERS if header[0] not in named]
+            self.streams = named.get(b"content-type", b"").startswith(b"text/event-stream")
             if b"content-length" in named and self._scope["method"] != "HEAD":
-                self._connection.join_next()
+                self._start = message
+                return
         else:
-            self._sent += len(message.get("body", b""))
+            body = message.get("body", b"")
+            self._sent += len(body)
+            if start is not None:
+                if not message.get("more_body") and self._connection.answer(self._cycle, start, body):
+                    return
+                await self._send(start)
         await self._send(message)
 
     async def _refuse(self, refusal: Refused) -> None:

@@ -22,14 +22,15 @@ import contextlib
 import resource
 import socket
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import uvicorn
 from msgspec import Struct
 from msgspec.structs import replace
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
+from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, HttpToolsProtocol
 
 #: Where a request finds its connection: in the state of its scope.
 CONNECTION: Final = "connection"
@@ -112,27 +113,6 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Joining:
-    """A transport that can write two things at once. Each write is a system call, and wakes the reader."""
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._held = b""
-        #: What is written next waits for what is written then.
-        self.joins = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Write, or keep it for the next write."""
-        if self.joins:
-            self.joins, self._held = False, data
-        else:
-            self._transport.write(self._held + data)
-            self._held = b""
-
-
 class Connection(HttpToolsProtocol):
     """One connection. It is closed when the head of a request does not come, or nobody reads what is sent."""
 
@@ -153,7 +133,7 @@ class Connection(HttpToolsProtocol):
         self.task: asyncio.Task[Any] | None = None
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(_Joining(transport))  # type: ignore[arg-type]
+        super().connection_made(transport)
         self.flow: _Flow = _Flow(transport)
         transport.set_write_buffer_limits(0)  # what waits here has its time, also when the connection ends
         self.inside = self.room.enter(self)
@@ -185,7 +165,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("Too many bytes that are no body.")
         if self._between:
             self._limit("head", self._bounds.head_s)
-        else:
+        elif self._timers:
             self._free("head")
         if self._later:
             self.transport.pause_reading()
@@ -218,9 +198,26 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive, self._is_deaf = False, True
             self.flow.pause_reading()
 
-    def join_next(self) -> None:
-        """What is written next leaves with what is written then: the head of an answer with its body."""
-        self.transport.joins = True  # type: ignore[attr-defined]
+    def answer(self, cycle: Any, start: Message, body: bytes) -> bool:
+        """Write a whole answer in one system call, which wakes its reader once. False: uvicorn's cycle must write it,
+        because it has to wait, or is wrong.
+        """
+        headers = start["headers"]
+        is_good = (b"content-length", b"%d" % len(body)) in headers and not self.flow.write_paused
+        if cycle.disconnected or not is_good or HEADER_VALUE_RE.search(b"".join(chain.from_iterable(headers))):
+            return False
+        if CLOSE_HEADER in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            headers.append(CLOSE_HEADER)
+        said = b"".join([b"%b: %b\r\n" % header for header in headers])
+        cycle.response_started, cycle.response_complete, cycle.waiting_for_100_continue = True, True, False
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[start["status"]], said, body))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -274,6 +271,7 @@ class HttpService:
             uvicorn.Config(
                 app,
                 http=protocol,
+                interface="asgi3",
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -11,12 +11,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from goondan.features.serve.api.gate import MAX_BODY, Way, refused
 from goondan.features.serve.api.rules.callers import Caller, Role
+from goondan.features.serve.api.rules.heads import Head
 from goondan.features.serve.api.swarm import Swarm
 from goondan.schemas.wire.errors import fail
 
@@ -38,8 +39,8 @@ class Asked(NamedTuple):
     query: Any
     #: The body, as the row's struct.
     body: Any
-    #: The request itself.
-    request: Request
+    #: What the head of the request says.
+    head: Head
 
     @property
     def agent(self) -> str:
@@ -97,12 +98,18 @@ class _Endpoint(Struct, frozen=True):
     swarm: Swarm
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        operation, request = self.operation, Request(scope, receive)
-        query = None if operation.query is None else _query(operation.query, request)
-        body = None if operation.body is None else await _body(operation.body, request)
-        asked = Asked(scope["state"]["caller"], self.swarm, request.path_params, query, body, request)
+        operation, head = self.operation, scope["state"]["head"]
+        query = None if operation.query is None else _query(operation.query, Request(scope))
+        body = None if operation.body is None else await _body(operation.body, head, receive)
+        asked = Asked(head.caller, self.swarm, scope["path_params"], query, body, head)
         answer = await operation.handler(asked)
-        await (answer if isinstance(answer, Response) else json_answer(answer))(scope, receive, send)
+        if isinstance(answer, Response):
+            await answer(scope, receive, send)
+            return
+        data = msgspec.json.encode(answer)  # what is answered most needs no Response
+        headers = [(b"content-length", b"%d" % len(data)), (b"content-type", JSON.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -121,12 +128,19 @@ def _query(struct: type[_S], request: Request) -> _S:
         raise fail("E_USAGE", f"the query is not valid: {error}", suggestion=_SEE) from None
 
 
-async def _body(struct: type[_S], request: Request) -> _S:
+async def _body(struct: type[_S], head: Head, receive: Receive) -> _S:
     # A page of a stranger cannot say this type without being asked for leave.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+    if head.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != JSON.encode():
         raise refused(415, f"a body is {JSON}, and its head says so")
+    data, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        data += message["body"]
+        more = message["more_body"]
     try:
-        return msgspec.json.decode(await request.body(), type=struct)
+        return msgspec.json.decode(data, type=struct)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise fail("E_USAGE", f"the body is not valid: {error}", suggestion=_SEE) from None
 

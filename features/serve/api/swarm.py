@@ -97,6 +97,11 @@ class Turn:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def accept(self, frame: Frame) -> None:
+        """The broker has the message."""
+        if not self.accepted.done():
+            self.accepted.set_result(frame.trace_id)
+
     def settle(self, answer: Answer | GoondanError) -> None:
         """The turn is over, or nothing more can be learned of it."""
         if isinstance(answer, GoondanError):
@@ -277,16 +282,14 @@ class Swarm:
 
     # --- messages; each has its event id
 
-    async def ask(self, message: Message, timeout_s: float | None = None, *, new: bool = False) -> Answer:
+    def ask(self, message: Message, timeout_s: float | None = None, *, new: bool = False) -> Awaitable[Answer]:
         """Send a message and wait for its answer, also over a restart of the kernel. The turn goes on when the waiting
         is cancelled. `new`: its event id was made for it, so nobody else can wait for the same here.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT, E_KERNEL_NOT_RUNNING, E_KERNEL_STOPPED,
         E_KERNEL_LOST, E_OVERLOADED.
         """
-        if new:
-            return await self._ask(message, timeout_s)
-        return await asyncio.shield(self._begin(message, timeout_s).answered)
+        return self._ask(message, timeout_s) if new else asyncio.shield(self._begin(message, timeout_s).answered)
 
     async def begin(self, message: Message, timeout_s: float | None = None) -> Turn:
         """Send a message whose stream will be read; its turn, when the broker has accepted it. Raises the errors of
@@ -395,12 +398,9 @@ class Swarm:
             del self._ended[event_id], self._turns[event_id]
 
     async def _ask(self, message: Message, timeout_s: float | None, turn: Turn | None = None) -> Answer:
-        def accepted(frame: Frame) -> None:
-            if turn is not None and not turn.accepted.done():
-                turn.accepted.set_result(frame.trace_id)
-
         def ask(session: Session) -> Awaitable[Answer]:
-            return session.ask(message, timeout_s=timeout_s, listener=turn.hear if turn else None, on_accepted=accepted)
+            hear, accept = (turn.hear, turn.accept) if turn else (None, None)
+            return session.ask(message, timeout_s=timeout_s, listener=hear, on_accepted=accept)
 
         try:
             return await self._again(ask)

@@ -164,17 +164,17 @@ def event_id_of(name: str, key: str | None) -> str:
 async def send(asked: Asked) -> Any:
     """Send a message; the answer, a stream, or the word that it is accepted."""
     sent: Send = asked.body
-    headers = asked.request.headers
+    headers = asked.head.headers
     agent = sent.agent or await asked.swarm.entry_agent()
     if not agent:
         raise fail("E_USAGE", "the bundle has no entry agent", suggestion="Name the `agent`.")
     asked.caller.check_agent(agent)
-    streams = _STREAM in headers.get("accept", "")
-    leaves = "respond-async" in headers.get("prefer", "")
+    streams = _STREAM.encode() in headers.get(b"accept", b"")
+    leaves = b"respond-async" in headers.get(b"prefer", b"")
     timeout_s = sent.timeout_s or (None if streams or leaves else ANSWER_S)
-    key = headers.get("idempotency-key")
-    event_id = event_id_of(asked.caller.name, key)
-    after = _after(headers.get("last-event-id")) if streams else None
+    key = headers.get(b"idempotency-key")
+    event_id = event_id_of(asked.caller.name, None if key is None else key.decode("latin-1"))
+    after = _after(headers.get(b"last-event-id")) if streams else None
     try:
         message = await _message(asked, sent, agent, event_id)
         if streams:
@@ -197,10 +197,10 @@ async def _leave(swarm: Swarm, message: Message, timeout_s: float | None) -> Res
     return json_answer(Accepted(event_id, "accepted", trace_id), 202, {"location": f"{PREFIX}/messages/{event_id}"})
 
 
-def answer_of(event_id: str, answer: frames.Answer) -> Response:
+def answer_of(event_id: str, answer: frames.Answer) -> Any:
     """The answer of a turn; of one that failed, its problem."""
     if answer.error is None:
-        return json_answer(answer_document(event_id, answer, reasoning=True))
+        return answer_document(event_id, answer, reasoning=True)
     ended: dict[str, Any] = {
         "turn_id": answer.turn_id,
         "trace_id": answer.trace_id,
@@ -213,9 +213,10 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
     if not sent.text.strip() and not sent.files:
         raise fail("E_USAGE", "the message is empty", suggestion="Give it a `text`.")
     trace_id, span_id = sent.trace_id, None
-    if trace_id is None:
-        trace_id, span_id = spans.read_traceparent(asked.request.headers.get("traceparent", "")) or (None, None)
-    elif not spans.is_trace_id(trace_id):
+    if trace_id is None and b"traceparent" in asked.head.headers:
+        parent = asked.head.headers[b"traceparent"].decode("latin-1")
+        trace_id, span_id = spans.read_traceparent(parent) or (None, None)
+    elif trace_id is not None and not spans.is_trace_id(trace_id):
         raise fail("E_USAGE", "a trace id has 32 hexadecimal digits, in lower case and not all of them zero")
     workdir = sent.workdir
     if workdir is not None:
@@ -223,7 +224,7 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
             raise fail("E_FORBIDDEN", "a `workdir` takes a token with the role operate")
         workdir = absolute_workdir(workdir, asked.swarm.place)
     key = batch.check_instance(sent.instance)
-    files = await asked.swarm.lay_down([(file.data, file.name or "") for file in sent.files])
+    files = sent.files and await asked.swarm.lay_down([(file.data, file.name or "") for file in sent.files])
     given: dict[str, Any] = {"workdir": workdir, "trace_id": trace_id, "parent_span_id": span_id, "files": files}
     return Message(agent, key, sent.text, event_id=event_id, **given)
 
@@ -231,10 +232,10 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-def _after(header: str | None) -> Position | None:
+def _after(header: bytes | None) -> Position | None:
     """The position of a stream that goes on; None: its end. Raises GoondanError E_USAGE."""
     try:
-        return Position() if header is None else position_of(header)
+        return Position() if header is None else position_of(header.decode("latin-1"))
     except ValueError:
         hint = "Leave it out: the stream begins anew then."
         raise fail("E_USAGE", "the Last-Event-ID is none of a stream of this API", suggestion=hint) from None
@@ -287,7 +288,7 @@ async def look(asked: Asked) -> Any:
 
 async def follow(asked: Asked) -> Any:
     """The stream of a message behind its Last-Event-ID."""
-    after = _after(asked.request.headers.get("last-event-id"))
+    after = _after(asked.head.headers.get(b"last-event-id"))
     turn = await _turn_of(asked)
     await asyncio.shield(turn.accepted)
     return stream(asked.swarm, turn, after)

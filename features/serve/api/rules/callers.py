@@ -61,7 +61,7 @@ class Caller(Struct, frozen=True):
 
     def may_speak_to(self, agent: str) -> bool:
         """Whether it may speak to this agent. What is no name of an agent fits no pattern."""
-        return is_resource_name(agent) and any(fnmatchcase(agent, pattern) for pattern in self.agents)
+        return is_resource_name(agent) and ("*" in self.agents or any(fnmatchcase(agent, one) for one in self.agents))
 
     def check_agent(self, agent: str) -> None:
         """Raise GoondanError E_FORBIDDEN unless it may speak to this agent."""

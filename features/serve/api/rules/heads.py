@@ -30,9 +30,11 @@ _SECRETS: Final = frozenset({"token", "access_token", "api_key", "apikey", "auth
 MAX_TARGET: Final = 8192
 #: The most headers.
 MAX_HEADERS: Final = 100
+#: Most paths: they need no closer look.
+_SIMPLE: Final = re.compile(rb"[a-zA-Z0-9/_-]*\Z")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}\Z")
 #: How a browser says that a person goes to a page: mode and destination.
-_FOLLOWED: Final = [[b"navigate"], [b"document"]]
+_FOLLOWED: Final = (b"navigate", b"document")
 #: Who shows no token where none is needed. No token has this name.
 STRANGER: Final = Caller("", "look")
 
@@ -96,63 +98,64 @@ class Head(Struct, frozen=True):
     digest: bytes
     #: The size of the body that is announced (bytes). None: it comes in chunks.
     length: int | None
+    #: All that it says, by names in lower case. What is said more than once has commas between.
+    headers: Mapping[bytes, bytes]
 
 
 def judge(scope: Any, names: Names, known: Callable[[bytes], Caller | None], is_open: bool = False) -> Head | Refusal:
     """What a request says, by its ASGI scope; or why it is refused. `known` says whose token has a digest; `is_open`:
     it needs none.
     """
-    found: dict[bytes, list[bytes]] = {}
+    found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.lower(), []).append(value)
+        found[name] = found[name] + b", " + value if name in found else value  # as RFC 9110 section 5.3 has it
     refusal = _addressed(scope, found, names, is_open) or _whole(scope, found)
     if refusal is not None:
         return refusal
-    digest = digest_of(_token(found.get(b"authorization", [])))
+    scheme, _, token = found.get(b"authorization", b"").partition(b" ")
+    digest = digest_of(token.strip() if scheme.lower() == b"bearer" else b"")  # no token is empty
     caller = known(digest) or (STRANGER if is_open else None)
     if caller is None:
         reason = "the token is missing or is not the right one"
         return Refusal(401, reason, "E_DOOR_REFUSED", {"www-authenticate": 'Bearer realm="goondan"'})
-    lengths = found.get(b"content-length")
-    return Head(caller, digest, int(lengths[0]) if lengths else None if b"transfer-encoding" in found else 0)
+    length = None if b"transfer-encoding" in found else int(found.get(b"content-length", 0))
+    return Head(caller, digest, length, found)
 
 
-def _addressed(scope: Any, found: dict[bytes, list[bytes]], names: Names, is_open: bool) -> Refusal | None:
+def _addressed(scope: Any, found: dict[bytes, bytes], names: Names, is_open: bool) -> Refusal | None:
     """Whether it was meant for this door, and sent by a program or a page of ours."""
     if scope["http_version"] != "1.1":
         return Refusal(505, "HTTP/1.1 is spoken here")
-    hosts = found.get(b"host", [])
-    if len(hosts) != 1 or not names.has_host(hosts[0]):
+    if not names.has_host(found.get(b"host", b"")):
         return Refusal(421, "this is not the host that the request names", "E_DOOR_REFUSED")
-    origins = found.get(b"origin", [])
-    if len(origins) > 1 or not all(map(names.has_origin, origins)):
+    if b"origin" in found and not names.has_origin(found[b"origin"]):
         return Refusal(403, "pages of this origin may not ask", "E_DOOR_REFUSED")
     # A person may follow a link of another site to a page of ours. It then loads alone: in no frame, for no script.
-    is_followed = is_open and [found.get(b"sec-fetch-mode"), found.get(b"sec-fetch-dest")] == _FOLLOWED
-    if not is_followed and any(site not in (b"same-origin", b"none") for site in found.get(b"sec-fetch-site", [])):
+    is_followed = is_open and (found.get(b"sec-fetch-mode"), found.get(b"sec-fetch-dest")) == _FOLLOWED
+    if not is_followed and found.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
         return Refusal(403, "pages of another site may not ask", "E_DOOR_REFUSED")
     return None
 
 
-def _whole(scope: Any, found: dict[bytes, list[bytes]]) -> Refusal | None:
+def _whole(scope: Any, found: dict[bytes, bytes]) -> Refusal | None:
     """Whether it can be understood in one way only."""
     raw: bytes = scope["raw_path"]
     query: bytes = scope["query_string"]
     if scope["method"] not in METHODS:
         return Refusal(405, f"only {', '.join(METHODS)} are served", headers={"allow": ", ".join(METHODS)})
-    if not raw.startswith(b"/") or len(raw) + len(query) > MAX_TARGET or sum(map(len, found.values())) > MAX_HEADERS:
+    if not raw.startswith(b"/") or len(raw) + len(query) > MAX_TARGET or len(scope["headers"]) > MAX_HEADERS:
         return Refusal(400, f"a request names a path of at most {MAX_TARGET} bytes, and has at most 100 headers")
-    if not _is_plain(raw):
+    if not (_SIMPLE.match(raw) or _is_plain(raw)):
         return Refusal(400, "the path is not UTF-8, or has control characters or steps (..) in it")
-    if any(_secret(part) for part in query.split(b"&")):
+    if query and any(_secret(part) for part in query.split(b"&")):
         reason = "a token stands in the query, where logs and histories keep it; send it as Authorization: Bearer"
         return Refusal(400, reason, "E_DOOR_REFUSED")
-    lengths, codings = found.get(b"content-length", []), found.get(b"transfer-encoding", [])
-    if len(lengths) + len(codings) > 1 or not all(map(_LENGTH.match, lengths)):
+    is_chunked = b"transfer-encoding" in found
+    if not _LENGTH.match(found.get(b"content-length", b"0")) or (is_chunked and b"content-length" in found):
         return Refusal(400, "a request has one Content-Length, or one Transfer-Encoding")
-    if any(coding.lower() != b"chunked" for coding in codings) or b"upgrade" in found:
+    if (is_chunked and found[b"transfer-encoding"].lower() != b"chunked") or b"upgrade" in found:
         return Refusal(400, "the only transfer coding is chunked, and nothing is upgraded to")
-    if any(coding.lower() != b"identity" for coding in found.get(b"content-encoding", [])):
+    if found.get(b"content-encoding", b"identity").lower() != b"identity":
         return Refusal(415, "bodies come without a content coding")
     return None
 
@@ -168,9 +171,3 @@ def _is_plain(raw: bytes) -> bool:
 def _secret(part: bytes) -> bool:
     name = unquote_to_bytes(part.partition(b"=")[0]).decode("ascii", "replace")
     return name.strip().lower().replace("-", "_") in _SECRETS
-
-
-def _token(given: list[bytes]) -> bytes:
-    """The token that was given. It is empty, as no token is, when there is none, or more than one."""
-    scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-    return token.strip() if scheme.lower() == b"bearer" else b""
