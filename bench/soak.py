@@ -4,7 +4,8 @@ First its capacity: LANES ask one after the other for a while. Then messages com
 answers do: turns, many calls, requests between agents, MCP, pending work and pictures, through an agent with an
 extension around each step and call; a hundred kills in half an hour. In the first third all kinds of processes are
 killed, then only agents and workers: what must be flat is judged there, since a program that is killed every two
-minutes cannot show that it keeps something. Then three times the capacity for a fifteenth of the time. What it came to
+minutes cannot show that it keeps something. All the while the page is open in a browser, where one can be had, and goes
+from view to view; its memory must be flat, too. Then three times the capacity for a fifteenth of the time. What it came to
 is judged (bench/steady.py): the exit status is 1 when a bound is not kept. `--record` keeps it in results.json for the
 page and its plot.
 
@@ -40,6 +41,7 @@ from bench import page, records, steady
 from bench.agent import private_mib
 from bench.compare import machine
 from bench.swarm import Swarm, swarm
+from bench.tab import Tab, tab
 from bench.turn import CALL, TOOLS, model_server
 from goondan.schemas.transport import chosen
 from goondan_client.client import Client
@@ -59,6 +61,8 @@ CAPACITY_S, WARM_S = 15.0, 5.0
 KILLS_OF_ALL: Final = 1 / 3
 #: How often processes are looked at (seconds), and how many windows the times are in.
 LOOK_S, WINDOWS = 4.0, 30
+#: How long the page shows a view before its memory is looked at (seconds), and the views.
+VIEW_S, VIEWS = 15.0, ("#/runs", "#/cost", "#/inbox", "#/talk")
 #: The messages that may be open in the kernel, and how many this program has waiting at most.
 OPEN, WAITING = 512, 4096
 #: An answer that takes longer is none (seconds).
@@ -336,6 +340,17 @@ class Watch:
                     self.kills.append(round((time.perf_counter() - self.begun) / 60, 3))
 
 
+async def viewing(beside: Tab, memory: dict[str, list[float | None]]) -> None:
+    """Go from view to view until cancelled, and note the memory of the page at the first one, and of its door (MiB)."""
+    await asyncio.to_thread(beside.open)
+    for view in itertools.cycle(VIEWS):
+        await asyncio.to_thread(beside.does, "go", view)
+        await asyncio.sleep(VIEW_S)
+        await asyncio.to_thread(beside.does, "go", "#/now")
+        memory["the page in a browser"].append(await asyncio.to_thread(beside.does, "heap"))
+        memory["its door"].append(private_mib(beside.door))
+
+
 def kind_of(name: str) -> str:
     """The kind of a process with that name."""
     return name if name.startswith("gdn-") else "worker"
@@ -369,8 +384,9 @@ async def background(work: Coroutine[Any, Any, None]) -> Any:
             await task
 
 
-async def soaked(made: Swarm, minutes: float, folder: Path) -> dict[str, Any]:
+async def soaked(made: Swarm, beside: Tab | None, minutes: float, folder: Path) -> dict[str, Any]:
     """All of it; what results.json keeps."""
+    seen_by_page: dict[str, list[float | None]] = defaultdict(list)
     picture = folder / "picture.png"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n" + os.urandom(PICTURE_BYTES))
     client, seen = made.client(), Seen()
@@ -384,7 +400,10 @@ async def soaked(made: Swarm, minutes: float, folder: Path) -> dict[str, Any]:
         load.begun = time.perf_counter()
         watch = Watch(made, load.begun)
         seconds = minutes * 60
-        async with background(watch.looking()):
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(background(watch.looking()))
+            if beside is not None:
+                await stack.enter_async_context(background(viewing(beside, seen_by_page)))
             async with background(watch.killing(max(4, round(KILLS * minutes / MINUTES)), seconds)):
                 left, _ = await offered(load, SHARE * most, seconds)
                 await asyncio.gather(*left)
@@ -402,7 +421,7 @@ async def soaked(made: Swarm, minutes: float, folder: Path) -> dict[str, Any]:
         {kind: values[judged] for kind, values in known.items()} for known in (watch.memory, watch.descriptors)
     )
     verdicts = [
-        *steady.all_flat("memory", "MiB", memory, steady.MEMORY_MARGIN),
+        *steady.all_flat("memory", "MiB", {**memory, **seen_by_page}, steady.MEMORY_MARGIN),
         *steady.all_flat("descriptors", "", descriptors, steady.DESCRIPTORS_MARGIN),
         steady.stable(calm[round(len(calm) * KILLS_OF_ALL) :]),
         steady.few_failed(failed, len(steady_times)),
@@ -460,7 +479,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder, model_server() as base, laid_out(base) as made:
         made.start()
-        found = uvloop.run(soaked(made, options.minutes, Path(folder)))
+        with tab(made) as beside:
+            found = uvloop.run(soaked(made, beside, options.minutes, Path(folder)))
     for each in found["verdicts"]:
         print(f"{'kept  ' if each['kept'] else 'BROKEN'} {each['what']}: {each['measured']} ({each['bound']})")
     if options.json is not None:

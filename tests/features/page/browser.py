@@ -71,9 +71,17 @@ class Chromium:
 
     def run(self, **asked: Any) -> dict[str, Any]:
         """Do the steps of one test (driver.mjs, `run`), and say what was seen."""
+        self.tell(asked)
+        return self.heard()
+
+    def tell(self, value: Any) -> None:
+        """A line for the driver: steps to do, or what steps that go on wait for (`it.told`)."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(value) + "\n")
         self._process.stdin.flush()
+
+    def heard(self) -> Any:
+        """The next line of the driver: what steps say (`it.say`), or what was seen when they are done."""
         return self._line(STEPS_S)
 
     def close(self) -> None:

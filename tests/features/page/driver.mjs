@@ -5,6 +5,8 @@
 //   it.settled(page)  a moment in which the page has drawn what it has heard
 //   it.text(page)     what the page shows
 //   it.findings(page) what axe-core finds serious or worse
+//   it.told()         the next line of the test, for steps that go on beside it
+//   it.say(value)     one more line for the test
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
@@ -15,6 +17,7 @@ import puppeteer from "puppeteer-core";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const Steps = Object.getPrototypeOf(async () => {}).constructor;
+const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const profile = mkdtempSync(join(tmpdir(), "profile-"));
 const browser = await puppeteer.launch({
   executablePath: await chromium.executablePath(),
@@ -64,6 +67,8 @@ async function run({ address, route, steps, size, dark, args, entered }) {
     args, context, address, tab, seen,
     settled: (page) => page.evaluate(() => new Promise((done) => setTimeout(() => requestAnimationFrame(() => setTimeout(done)), 50))),
     text: (page) => page.evaluate(() => document.body.innerText),
+    told: async () => JSON.parse((await lines.next()).value),
+    say: (value) => console.log(JSON.stringify(value)),
     findings: async (page) => {
       await page.evaluate(AXE);
       const { violations } = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
@@ -85,6 +90,6 @@ async function run({ address, route, steps, size, dark, args, entered }) {
 }
 
 console.log(JSON.stringify({ version: await browser.version() }));
-for await (const line of createInterface({ input: process.stdin })) console.log(JSON.stringify(await run(JSON.parse(line))));
+for await (const line of lines) console.log(JSON.stringify(await run(JSON.parse(line))));
 await browser.close();
 rmSync(profile, { recursive: true, force: true });

@@ -1,0 +1,93 @@
+"""A tab of the page beside a benchmark: a door of the swarm, and a headless Chromium that looks at it.
+
+The tab does one thing after the other as it is told: it opens the page, leaves it, goes to a view, says how much memory
+it and its worker hold after a collection. Meanwhile the benchmark goes on.
+
+Source: docs/design/page.md; tests/features/page/driver.mjs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+import pytest
+
+from bench.programs import line, program
+from bench.swarm import Swarm
+from tests.features.page.browser import WIDE, Chromium, Site
+
+#: What the tab can do. Each answers with a value.
+STEPS: Final = """
+const client = await page.createCDPSession();
+const used = async (client) => {
+  await client.send("HeapProfiler.collectGarbage");
+  return (await client.send("Runtime.getHeapUsage")).usedSize;
+};
+const does = {
+  open: async (address) => {
+    await page.goto(address);
+    await page.waitForSelector("main#content");
+  },
+  shut: () => page.goto("about:blank"),
+  go: (route) => page.evaluate((route) => { location.hash = route; }, route),
+  heap: async () => {
+    const workers = it.context.targets().filter((target) => target.type() === "shared_worker");
+    const all = [client, ...await Promise.all(workers.map(async (target) => (await target.worker()).client))];
+    return (await Promise.all(all.map(used))).reduce((sum, size) => sum + size, 0) / 2 ** 20;
+  },
+  evaluate: (script) => page.evaluate(script),
+};
+for (;;) {
+  const [what, value] = await it.told();
+  if (what === "end") return;
+  it.say((await does[what](value)) ?? null);
+}
+"""
+
+
+class Tab:
+    """The tab. Nothing is open at first."""
+
+    def __init__(self, site: Site, door: int, chromium: Chromium) -> None:
+        """`door`: its pid."""
+        self.site = site
+        self.door = door
+        self._chromium = chromium
+        chromium.tell({"address": "about:", "route": "blank", "steps": STEPS, "size": WIDE, "dark": False, "args": {}})
+
+    def does(self, what: str, value: Any = None) -> Any:
+        """One thing of STEPS, and what it says. Raises SystemExit when it fails."""
+        self._chromium.tell([what, value])
+        heard = self._chromium.heard()
+        if isinstance(heard, dict) and "failed" in heard:
+            raise SystemExit(f"the page in the browser: {heard['failed']}")
+        return heard
+
+    def open(self, route: str = "#/now") -> None:
+        """Open the page anew, at this view."""
+        self.does("open", f"{self.site.address}/page/#code={self.site.code()}")
+        self.does("go", route)
+
+    def end(self) -> Any:
+        """Close it. Returns the errors of its scripts."""
+        return self.does("end")["errors"]
+
+
+@contextmanager
+def tab(made: Swarm) -> Iterator[Tab | None]:
+    """A tab on the page of a swarm that runs; None where no browser can be had."""
+    try:
+        chromium = Chromium()
+    except pytest.skip.Exception as missing:
+        print(f"no page beside it: {missing}", flush=True)
+        yield None
+        return
+    try:
+        serve = [*Swarm.gdn(), "serve", "--port", "0", "--json", "--bundle", str(made.bundle)]
+        with program(*serve) as process:
+            yield Tab(Site(cast(Any, made), json.loads(line(process)), chromium), process.pid, chromium)
+    finally:
+        chromium.close()
