@@ -5,9 +5,9 @@ answers do: turns, many calls, requests between agents, MCP, pending work and pi
 extension around each step and call; a hundred kills in half an hour. In the first third all kinds of processes are
 killed, then only agents and workers: what must be flat is judged there, since a program that is killed every two
 minutes cannot show that it keeps something. All the while the page is open in a browser, where one can be had, and goes
-from view to view; its memory must be flat, too. Then three times the capacity for a fifteenth of the time. What it came to
-is judged (bench/steady.py): the exit status is 1 when a bound is not kept. `--record` keeps it in results.json for the
-page and its plot.
+from view to view; its memory must be flat, too. Then three times the capacity for a fifteenth of the time. What it came
+to is judged (bench/steady.py): the exit status is 1 when a bound is not kept. `--record` keeps it in results.json for
+the page and its plot.
 
 A conversation has GENERATION messages and is followed by another, so that turns do not get longer for their history.
 """

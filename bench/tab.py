@@ -3,7 +3,7 @@
 The tab does one thing after the other as it is told: it opens the page, leaves it, goes to a view, says how much memory
 it and its worker hold after a collection. Meanwhile the benchmark goes on.
 
-Source: docs/design/page.md; tests/features/page/driver.mjs.
+Source: docs/decisions/176; tests/features/page/driver.mjs.
 """
 
 from __future__ import annotations

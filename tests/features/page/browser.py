@@ -72,7 +72,8 @@ class Chromium:
     def run(self, **asked: Any) -> dict[str, Any]:
         """Do the steps of one test (driver.mjs, `run`), and say what was seen."""
         self.tell(asked)
-        return self.heard()
+        seen: dict[str, Any] = self.heard()
+        return seen
 
     def tell(self, value: Any) -> None:
         """A line for the driver: steps to do, or what steps that go on wait for (`it.told`)."""

@@ -76,19 +76,22 @@ def test_another_page_can_neither_show_it_nor_reach_into_it_nor_read_what_its_ta
           frame.src = address;
           document.body.append(frame);
           await new Promise((done) => { frame.onload = done; setTimeout(done, 2000); });
-          for (const path of ["", "api/live", "live_worker.js"]) said[path] = await fetch(address + path).then(({ type }) => type, ({ name }) => name);
-          said.script = await import(`${address}session.js`).then(() => "loaded", ({ name }) => name);
+          const failed = (asked) => asked.then(() => "came", ({ name }) => name);
+          for (const path of ["", "api/live", "live_worker.js"]) said[path] = await failed(fetch(address + path));
+          said.script = await failed(import(`${address}session.js`));
           const opened = window.open(`${address}#/now`);
           await new Promise((done) => setTimeout(done, 500));
           said.opened = opened === null || opened.closed;
           return said;
         }, it.address);
-        said.framed = await Promise.all(other.frames().slice(1).map((frame) => frame.evaluate(() => document.body.innerText)));
+        const text = (frame) => frame.evaluate(() => document.body.innerText);
+        said.framed = await Promise.all(other.frames().slice(1).map(text));
         const tabs = await it.context.pages(), last = tabs.at(-1);
         said.opener = await last.evaluate(() => [location.pathname, window.opener === null]);
         const before = await page.evaluate(() => sessionStorage.length);
         await page.goto(it.args.stranger); // the same tab, at another port
-        said.kept = [before, await page.evaluate(() => sessionStorage.length + localStorage.length + document.cookie.length)];
+        const after = await page.evaluate(() => sessionStorage.length + localStorage.length + document.cookie.length);
+        said.kept = [before, after];
         return said;
         """,
         anyway=True,
@@ -109,7 +112,11 @@ def test_no_worker_of_another_kind_comes_between_the_page_and_its_door(swarm: Si
           await new Promise((done) => setTimeout(done)); // what is evaluated at once may do more than a page
           const tried = [];
           for (const path of ["live_worker.js", "app.js", "data:text/javascript,"]) {
-            try { tried.push(String(await navigator.serviceWorker.register(path))); } catch ({ name }) { tried.push(name); }
+            try {
+              tried.push(String(await navigator.serviceWorker.register(path)));
+            } catch ({ name }) {
+              tried.push(name);
+            }
           }
           return { tried, there: (await navigator.serviceWorker.getRegistrations()).length };
         });
@@ -128,10 +135,17 @@ def test_an_address_with_markup_in_it_is_a_name_that_is_not_found(swarm: Site) -
         for (const route of it.args.routes) {
           await page.evaluate((route) => { location.hash = route; }, route);
           await it.settled(page);
-          said.push(await page.evaluate(() => [document.querySelectorAll("img").length, document.title.endsWith("Goondan")]));
+          const seen = () => [document.querySelectorAll("img").length, document.title.endsWith("Goondan")];
+          said.push(await page.evaluate(seen));
         }
         return said;
         """,
-        routes=[f"#/run/{markup}", f"#/talk/{markup}/{markup}", f"#/runs?text={markup}", f"#/inbox/{markup}", "#/__proto__/x"],
+        routes=[
+            f"#/run/{markup}",
+            f"#/talk/{markup}/{markup}",
+            f"#/runs?text={markup}",
+            f"#/inbox/{markup}",
+            "#/__proto__/x",
+        ],
     )
     assert told == [[0, True]] * 5
