@@ -19,6 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -167,10 +168,13 @@ class Gate:
             scope["path_params"] = {}
             return plain
         allowed: set[str] = set()
+        # A name in a path may have a slash, which is %2F there and parts nothing. No path has a null.
+        path = unquote_to_bytes(scope["raw_path"].replace(b"%2f", b"%2F").replace(b"%2F", b"%00")).decode()
         for way in self._ways:
-            match, found = way.matches(scope)
+            match, found = way.matches({**scope, "path": path})
             if match is Match.FULL:
-                scope.update(found)
+                named = found["path_params"].items()
+                scope.update(found, path_params={name: value.replace("\0", "/") for name, value in named})
                 return way
             if match is Match.PARTIAL:
                 allowed |= getattr(way, "methods", None) or set()

@@ -90,6 +90,10 @@ async def _breaks() -> AsyncIterator[bytes]:
     raise ValueError("in the middle")
 
 
+async def named(request: Request) -> Response:
+    return PlainTextResponse(request.path_params["name"])
+
+
 def of_others(error: GoondanError, status: int) -> Response:
     """Errors in another form, as the door of another API has them."""
     return Response(msgspec.json.encode({"error": {"code": error.info.code}}), status, media_type="application/json")
@@ -104,6 +108,8 @@ WAYS = [
     Way("/large", large, role="look"),
     Way("/deaf", deaf, ("POST",), role="look"),
     Way("/fails/{how}", fails, role="look"),
+    Way("/named/{name}", named, role="look"),
+    Way("/named/{name}/end", deaf, role="look"),
     Route("/plain", echo, methods=["POST"]),
 ]
 LOG: list[bytes] = []
@@ -117,6 +123,14 @@ def door() -> Iterator[InProcess]:
 
 def posted(door: InProcess, body: bytes, path: str = "/echo", **more: str) -> bytes:
     return door.asks(door.head(path, "POST", Content_Length=str(len(body)), **more) + body)
+
+
+def test_a_name_in_a_path_may_have_a_slash_and_no_other_way_is_found_by_it(door: InProcess) -> None:
+    answer = door.asks(door.head("/named/a%2Fend%2fb%7E"))
+    assert (status(answer), answer.rpartition(b"\r\n")[2]) == (200, b"a/end/b~")
+    assert door.asks(door.head("/named/a%2Fb/end")).endswith(b"no matter what")
+    assert status(door.asks(door.head("/named/a/b"))) == 404
+    assert status(door.asks(door.head("/named/a%00b"))) == 400
 
 
 def problem_of(answer: bytes) -> dict[str, Any]:
