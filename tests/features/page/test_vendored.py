@@ -34,6 +34,23 @@ def test_what_vendored_modules_import_is_in_the_import_map_and_comes_from_nowher
         assert {one or other for one, other in imported} <= mapped.keys()
 
 
+def test_what_the_first_view_needs_is_asked_for_at_once_and_not_only_when_its_importer_has_come() -> None:
+    index = (FILES / "index.html").read_text()
+    found = re.search(r'<script type="importmap">(.*?)</script>', index)
+    assert found is not None
+    mapped = json.loads(found[1])["imports"]
+    needed, left = set[str](), ["app.js", "now.js"]
+    while left:
+        name = left.pop()
+        needed.add(name)
+        imported = re.findall(r'^(?:import|export) [^;]*?from ?"([^"]+)"', (FILES / name).read_text(), re.MULTILINE)
+        left += {mapped.get(one, one).removeprefix("./") for one in imported} - needed
+    preloaded = set(re.findall(r'<link rel="modulepreload" href="([^"]+)">', index))
+    assert preloaded == {name for name in needed if not name.startswith("vendor/")} - {"app.js"} | {
+        path.removeprefix("./") for path in mapped.values()
+    }
+
+
 def test_the_vendored_files_are_those_of_npm() -> None:
     folder = packages() / "node_modules"
     for row in ROWS:
