@@ -137,13 +137,19 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature("model_servers", ("api", "bundle")),
     Feature("openai_door", ("door",), needs=("serve",)),
-    Feature("page", ("door",), needs=("serve",)),
     Feature("restart", ("broker", "base")),
     Feature(
         "serve",
         ("wire", "api", "door", "command"),
         commands={"serve": "Serve a swarm over HTTP, to whoever has a token."},
         beside={"serve": "Serve the swarm over HTTP as well, at this port; see gdn serve."},
+    ),
+    Feature(
+        "page",
+        ("door", "command"),
+        needs=("serve",),
+        commands={"ui": "Look at a swarm in a browser."},
+        beside={"ui": "Show the swarm in a browser as well; see gdn ui."},
     ),
     Feature(
         "skills",

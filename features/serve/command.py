@@ -16,13 +16,12 @@ from typing import Final
 
 import click
 
-from goondan.features.serve.wire import PORT
+from goondan.features.serve.wire import LOOPBACK, PORT
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import wants_json, write, write_json
 from goondan.kernel.cli.state import locate
 from goondan.schemas.wire.errors import fail
 
-LOOPBACK: Final = "127.0.0.1"
 
 
 @click.command(epilog='Example: curl -H "Authorization: Bearer $(cat FILE)" http://127.0.0.1:7117/api/v1/openapi.json')

@@ -12,6 +12,7 @@ from goondan.schemas.wire.errors import ErrorCode, add_codes
 
 #: Where a door listens if nothing is said: no other program is known by it.
 PORT: Final = 7117
+LOOPBACK: Final = "127.0.0.1"
 ERRORS: Final = add_codes(
     {
         "E_DOOR_REFUSED": ErrorCode(

@@ -33,6 +33,8 @@ from goondan.schemas.wire.frames import ErrorPayload
 READY_S: Final = 30.0
 #: The longest document that it prints (bytes).
 MAX_DOCUMENT: Final = 64 << 10
+#: How a program finds the screen of a person.
+_SCREEN: Final = ("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "BROWSER")
 
 
 class _Failed(msgspec.Struct):
@@ -73,8 +75,8 @@ def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:
         log = open_log(f"{place.state_dir}/logs/{words[0]}.log")
         pid = start_program(
             command("goondan.kernel.cli", [*words, "--bundle", place.bundle, "--json"]),
-            # Features have settings of their own, and the keys of models are none of them.
-            env=environment(os.environ, [name for name in os.environ if name.startswith("GOONDAN_")]),
+            # Features have settings of their own, and the keys of models are none of them. One may open a browser.
+            env=environment(os.environ, [*_SCREEN, *(name for name in os.environ if name.startswith("GOONDAN_"))]),
             output_fd=writing,
             errors_fd=log,
         )
@@ -87,7 +89,8 @@ def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:
             os.close(log)
     try:
         document = _told(reading, f"gdn {words[0]}")
-        record = Beside(words[0], pid, ticks_of(pid), str(document.get("text", "")), rfc3339(time.time()))
+        text = str(document.get("text", "")).partition("#")[0]  # what comes behind may be for this terminal alone
+        record = Beside(words[0], pid, ticks_of(pid), text, rfc3339(time.time()))
         with suppress(OSError), open(_record(place.state_dir, words[0]), "wb") as file:
             file.write(msgspec.json.encode(record))
         return document

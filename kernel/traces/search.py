@@ -10,19 +10,20 @@ Source: docs/design/traces.md section 3; schemas/traces/turn_notes.py.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from goondan.kernel import lock, paths
 from goondan.kernel.traces.conversations import ConversationFile, conversation_files, place_of, read_file
-from goondan.kernel.traces.rules.tree import TraceTree, find, grow, tree_of
+from goondan.kernel.traces.rules.tree import TraceTree, find, grow, total_of, tree_of
 from goondan.kernel.traces.rules.turn import Note, Trace, moment, said_in, tell
 from goondan.schemas.system import trace_index
+from goondan.schemas.system.trace_index import IndexRow
 from goondan.schemas.wire import codec, frames, questions, spans
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -237,6 +238,17 @@ def read_turns(place: ConversationFile, which: Which, since: str | None) -> list
     was heard since then has ended with an earlier one. Raises GoondanError E_STATE.
     """
     return read_file(place, lambda db: _turns(db, place, which, since)) or []
+
+
+def brief_turns(state_dir: str, row: IndexRow, since: str | None, is_wanted: Callable[[Trace], bool]) -> list[Trace]:
+    """The turns of a row of the index that are wanted, without their steps, with what they have used in all; none of a
+    file that cannot be read. `since`: as `read_turns`.
+    """
+    try:
+        turns = read_turns(place_of(state_dir, row.agent, row.instance_key), Which(events=[row.event_id]), since)
+    except GoondanError:
+        return []
+    return [structs.replace(turn, total=total_of(turn), steps=[], turns=[]) for turn in turns if is_wanted(turn)]
 
 
 def _turns(db: sqlite3.Connection, place: ConversationFile, which: Which, since: str | None) -> list[Trace]:

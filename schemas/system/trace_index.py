@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ _TAIL: Final = 4096
 _WRITE_S: Final = 0.1
 #: How long a reader waits (seconds).
 _READ_S: Final = 2.0
+#: Rows that are read at once by who reads all.
+_PART: Final = 20_000
 
 _SCHEMA: Final = (
     "PRAGMA journal_mode = WAL",
@@ -58,6 +61,14 @@ _LAST: Final = (
     "FROM (SELECT * FROM turns ORDER BY seq DESC LIMIT ?4) "
     "WHERE ifnull(?1, agent) = agent AND ifnull(?2, instance_key) = instance_key "
     "GROUP BY agent, instance_key, turn_id ORDER BY began DESC LIMIT ?3"
+)
+_OF_TURNS: Final = (
+    "SELECT min(at) AS began, trace_id, turn_id, event_id, agent, instance_key FROM turns "
+    "WHERE turn_id IN (SELECT value FROM json_each(?)) GROUP BY agent, instance_key, turn_id ORDER BY began"
+)
+_NUMBERED: Final = (
+    "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns "
+    "WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq DESC"
 )
 _BEHIND: Final = (
     "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns WHERE seq > ? ORDER BY seq LIMIT ?"
@@ -157,6 +168,16 @@ def named(state_dir: str, name: str) -> list[IndexRow]:
     return _read(state_dir, _NAMED, name)
 
 
+def of_turns(state_dir: str, turn_ids: Sequence[str]) -> list[IndexRow]:
+    """The turns with these ids, in the order in which they began."""
+    return _read(state_dir, _OF_TURNS, msgspec.json.encode(turn_ids).decode())
+
+
+def numbered(state_dir: str, numbers: Sequence[int]) -> list[NumberedRow]:
+    """The turns with these numbers, the last one first."""
+    return _converted(_rows(state_dir, _NUMBERED, msgspec.json.encode(numbers).decode()))
+
+
 def last(state_dir: str, number: int, agent: str | None = None, instance_key: str | None = None) -> list[IndexRow]:
     """The turns that began last, the last one first; of one agent, or one instance key, if given. Only the rows that
     were added last are searched.
@@ -169,12 +190,41 @@ def behind(state_dir: str, seq: int, turn_id: str, at: str, number: int) -> list
     made anew or has lost rows: then those behind the last one that began earlier.
     """
     known = bool(seq) and any(found for (found,) in _rows(state_dir, _KNOWN, seq, turn_id))
-    found = _rows(state_dir, _BEHIND, seq, number) if known else _rows(state_dir, _SINCE, at, number)
+    return _converted(_rows(state_dir, _BEHIND, seq, number) if known else _rows(state_dir, _SINCE, at, number))
+
+
+def _converted(found: list[Any]) -> list[NumberedRow]:
+    """Those rows that can be read."""
     rows = []
     for row in found:
         with suppress(msgspec.ValidationError):
             rows.append(msgspec.convert(row, NumberedRow))
     return rows
+
+
+class Firsts:
+    """The first turns of all traces, among those of some agents, for who lists them again and again."""
+
+    def __init__(self, shown: Callable[[str], bool]) -> None:
+        """`shown`: whether turns of an agent count."""
+        self._shown = shown
+        self._forget()
+
+    def _forget(self) -> None:
+        self._last = NumberedRow("", "", "", "", "", "", 0)
+        self._numbers: dict[int, int] = {}  # by a digest of their traces: names would take three times as much
+
+    def numbers(self, state_dir: str) -> list[int]:
+        """Their numbers, the least first."""
+        while rows := behind(state_dir, self._last.seq, self._last.turn_id, self._last.at, _PART):
+            if rows[0].seq <= self._last.seq or len(self._numbers) > 2 * MAX_TURNS:
+                self._forget()  # it was made anew, or has lost much
+                continue
+            for row in rows:
+                if self._shown(row.agent):
+                    self._numbers.setdefault(hash(row.trace_id), row.seq)
+            self._last = rows[-1]
+        return [*self._numbers.values()]
 
 
 def _read(state_dir: str, query: str, *values: str | int | None) -> list[IndexRow]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from goondan.features.page.door import inbox, static, status
-from goondan.features.page.door.entering import Entering
+from goondan.features.page.door import inbox, looking, static, status
+from goondan.features.page.door.entering import Entering, Wanted
 from goondan.features.page.door.live import Live
 from goondan.features.serve.api.gate import Way
 from goondan.features.serve.api.routing import Operation, way
@@ -21,10 +21,15 @@ PREFIX = "/page/api"
 @lru_cache(4)  # whoever describes a door asks for its ways again
 def routes(swarm: Swarm) -> list[Way]:
     """All of them."""
-    entering, live = Entering(swarm), Live(swarm)
-    operations: tuple[Operation, ...] = (
-        *entering.operations(),
-        *live.operations(),
+    entering, live, of = Entering(swarm), Live(swarm), looking.OfInstance
+    operations = (
+        Operation("makeCode", "POST", "/codes", "operate", "A code.", entering.code, body=Wanted),
+        Operation("openSession", "POST", "/session", None, "Its token.", entering.session, max_body=1024),
+        Operation("live", "GET", "/live", "look", "What happens.", live.stream),
+        Operation("listRuns", "GET", "/runs", "look", "Runs.", looking.runs, query=looking.Runs),
+        Operation("getRuns", "POST", "/runs/details", "look", "Turns.", looking.details, body=looking.Details),
+        Operation("listLines", "GET", "/logs", "look", "Lines of logs.", looking.lines, query=looking.Lines),
+        Operation("export", "GET", "/conversations/export", "look", "A conversation.", looking.export, query=of),
         *inbox.OPERATIONS,
         *status.OPERATIONS,
     )

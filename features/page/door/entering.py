@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from goondan.features.page.door.passes import CODE_S, Kind, Passes
 from goondan.features.serve.api.gate import refused
-from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.swarm import Swarm
 
 
@@ -45,10 +45,3 @@ class Entering:
             raise refused(401, "the code was used, is too old, or is none", "E_DOOR_REFUSED")
         token, role = found or (None, asked.caller.role)
         return {"token": token, "role": role}
-
-    def operations(self) -> tuple[Operation, ...]:
-        """Their rows."""
-        return (
-            Operation("makeCode", "POST", "/codes", "operate", "A code for a browser.", self.code, body=Wanted),
-            Operation("openSession", "POST", "/session", None, "Its token.", self.session, max_body=1024),
-        )

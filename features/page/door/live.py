@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.swarm import LOOK_S, Swarm
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.schemas.wire.errors import GoondanError
@@ -52,7 +52,10 @@ class Reader:
         self.shown = shown
         #: Something waits.
         self.woken = asyncio.Event()
-        self._keep(missed=False)
+        self._forget()
+
+    def _forget(self, gap: bytes = b"") -> None:
+        self._gap, self._waiting, self._size = gap, list[bytes](), 0
 
     def add(self, data: bytes) -> None:
         """One more event."""
@@ -64,20 +67,16 @@ class Reader:
 
     def miss(self) -> None:
         """Something was missed; then what waits is worth nothing."""
-        self._keep(missed=True)
+        self._forget(b"event: gap\ndata: {}\n\n")
         self.woken.set()
 
     def take(self) -> bytes:
         """What waits, as events of a stream."""
-        told = b"event: gap\ndata: {}\n\n" if self._missed else b""
-        if self._waiting:
-            told += b"event: batch\ndata: [" + b",".join(self._waiting) + b"]\n\n"
-        self._keep(missed=False)
+        batch = b"event: batch\ndata: [" + b",".join(self._waiting) + b"]\n\n" if self._waiting else b""
+        told = self._gap + batch
+        self._forget()
         self.woken.clear()
         return told
-
-    def _keep(self, *, missed: bool) -> None:
-        self._waiting, self._size, self._missed = list[bytes](), 0, missed
 
 
 class Live:
@@ -104,17 +103,12 @@ class Live:
                 self._tried.clear()
                 self._observing = asyncio.ensure_future(self._observe())
             with suppress(TimeoutError):
-                async with asyncio.timeout(READY_S):
-                    await self._tried.wait()
+                await asyncio.wait_for(self._tried.wait(), READY_S)
             yield b""
             while True:
-                try:
-                    async with asyncio.timeout(HEARTBEAT_S):
-                        await reader.woken.wait()
-                except TimeoutError:
-                    yield b":\n\n"
-                    continue
-                yield reader.take()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.woken.wait(), HEARTBEAT_S)
+                yield reader.take() or b":\n\n"
                 await asyncio.sleep(BATCH_S)
         finally:
             self._readers.discard(reader)
@@ -127,18 +121,13 @@ class Live:
         while True:
             with suppress(GoondanError):  # no kernel runs, or it has just gone
                 session = await self._swarm.session()
-                self._observation = await session.observe(_WINDOW, self._hear)
-                try:
+                with closing(await session.observe(_WINDOW, self._hear)) as self._observation:
                     if self._tried.is_set():
                         self._hear(Missed(0, None))
                     self._tried.set()
                     while not session.over:
                         await asyncio.sleep(LOOK_S)
-                    self._hear(Missed(0, None))
-                finally:
-                    if not session.over:
-                        self._observation.close()
-                    self._observation = None
+                self._hear(Missed(0, 0))
             self._tried.set()
             await asyncio.sleep(LOOK_S)
 
@@ -153,7 +142,3 @@ class Live:
                     reader.add(data)
         if self._observation is not None and (number := heard.number if isinstance(heard, Seen) else heard.last):
             self._observation.read(number)
-
-    def operations(self) -> tuple[Operation, ...]:
-        """Their row."""
-        return (Operation("live", "GET", "/live", "look", "What happens.", self.stream, streams=True),)

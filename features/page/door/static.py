@@ -14,7 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from goondan.features.serve.api.gate import Way
@@ -44,14 +43,7 @@ def ways() -> list[Way]:
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
     }
-    found = sorted(path for path in FILES.rglob("*") if path.suffix in TYPES)
-    return [_way(f"/page/{path.relative_to(FILES)}".removesuffix("index.html"), path, headers) for path in found]
-
-
-def _way(at: str, path: Path, headers: dict[str, str]) -> Way:
-    content, kind = path.read_bytes(), TYPES[path.suffix]
-
-    async def answer(_: Request) -> Response:
-        return Response(content, headers=headers, media_type=kind)
-
-    return Way(at, answer, role=None)
+    paths = sorted(path for path in FILES.rglob("*") if path.suffix in TYPES)
+    answers = (Response(path.read_bytes(), headers=headers, media_type=TYPES[path.suffix]) for path in paths)
+    names = (f"/page/{path.relative_to(FILES)}".removesuffix("index.html") for path in paths)
+    return [Way(name, answer, role=None) for name, answer in zip(names, answers, strict=True)]

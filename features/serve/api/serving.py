@@ -12,8 +12,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import uvloop
@@ -25,13 +26,13 @@ from goondan.features.serve.api.rules.callers import Caller, Tokens, parse
 from goondan.features.serve.api.rules.heads import Names
 from goondan.features.serve.api.swarm import Swarm
 from goondan.features.serve.api.token_files import Watched, drop, read_private, single_token
+from goondan.features.serve.wire import LOOPBACK
 from goondan.kernel.cli import attach, beside
 from goondan.kernel.cli.output import write
 from goondan.kernel.cli.session import Interrupts
 from goondan.kernel.cli.state import BundleTarget
 from goondan.schemas.wire.errors import GoondanError, fail
 
-LOOPBACK: Final = "127.0.0.1"
 #: What the one token is called that is made.
 LOCAL: Final = "local"
 
@@ -145,6 +146,13 @@ class Door(Struct):
             await watched.follow()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+
+
+def found(state_dir: str) -> Iterator[tuple[str, str]]:
+    """Where doors of a workspace may run whose tokens were made: URLs and files. One that was killed leaves its."""
+    for path in Path(state_dir).glob(f"{LOCAL}*-*.token"):
+        address = "[::1]" if path.name.startswith(f"{LOCAL}6") else LOOPBACK
+        yield f"http://{address}:{path.stem.rpartition('-')[2]}", str(path)
 
 
 def _write_line(line: bytes) -> None:

@@ -25,6 +25,7 @@ from goondan.kernel.cli.attach import Kernel, hold
 from goondan.kernel.cli.joined import Joined
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.kernel.cli.one_message import Message, event_frame
+from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
 from goondan.kernel.cli.session import GONE, WELCOME_S, Session, check_together, opened_data
 from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.traces import stored_turns
@@ -325,6 +326,17 @@ class Swarm:
     async def admin(self, request: dict[str, Any]) -> dict[str, Any]:
         """Ask the broker itself. Raises GoondanError."""
         return await (await self.session()).admin(request)
+
+    async def generation(self, agent: str) -> int:
+        """From when on conversations of an agent count; 0 when no kernel runs, or nothing lets one begin anew. Raises
+        GoondanError.
+        """
+        try:
+            return int((await self.admin({"op": "generation", "agent": agent}))["generation"])
+        except GoondanError as error:
+            if error.info.code in ("E_KERNEL_NOT_RUNNING", NO_SUCH_QUESTION):
+                return 0
+            raise
 
     async def lay_down(self, files: Sequence[tuple[bytes, str]]) -> list[FilePart]:
         """Copy the files of a message, each its content and its name, to where its event names them.

@@ -22,15 +22,14 @@ from goondan.kernel.cli.attach import by_hand
 from goondan.kernel.cli.commands.instances import instance_document, instance_rows
 from goondan.kernel.cli.commands.processes import RESTART_S, external
 from goondan.kernel.cli.commands.traces import find_trace
-from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
 from goondan.kernel.cli.rules import batch
 from goondan.kernel.supervisor_client import ProcessInfo, ask_supervisor
-from goondan.kernel.traces.conversations import page, place_of
+from goondan.kernel.traces.conversations import page
 from goondan.kernel.traces.rules.tree import TraceTree, calls_of, total_of
 from goondan.kernel.traces.rules.turn import ToolCall, Trace
-from goondan.kernel.traces.search import Which, read_turns, running_since
+from goondan.kernel.traces.search import brief_turns, running_since
 from goondan.schemas.system import trace_index
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import fail
 
 #: Turns that are looked at for one page of traces: half a second of processor time.
 MAX_LOOKED: Final = 500
@@ -112,20 +111,10 @@ async def instance(asked: Asked) -> dict[str, Any]:
 async def conversation(asked: Asked) -> dict[str, Any]:
     """A page of a conversation."""
     agent, key, query = asked.agent, batch.check_instance(asked.query.instance), asked.query
-    generation = await _generation(asked.swarm, agent)
+    generation = await asked.swarm.generation(agent)
     state_dir = asked.swarm.state_dir
     messages, before = await asyncio.to_thread(page, state_dir, agent, key, generation, query.before, query.limit)
     return {"agent": agent, "instanceKey": key, "messages": messages, "before": before}
-
-
-async def _generation(swarm: Swarm, agent: str) -> int:
-    """From when on a conversation counts; 0 when no kernel runs, or nothing lets one begin anew."""
-    try:
-        return int((await swarm.admin({"op": "generation", "agent": agent}))["generation"])
-    except GoondanError as error:
-        if error.info.code in ("E_KERNEL_NOT_RUNNING", NO_SUCH_QUESTION):
-            return 0
-        raise
 
 
 async def traces(asked: Asked) -> dict[str, Any]:
@@ -144,13 +133,7 @@ def list_traces(state_dir: str, wanted: Traces, shown: Shown) -> dict[str, Any]:
         if len(found) == wanted.limit or looked == MAX_LOOKED:
             return {"traces": found, "before": before}
         before, looked = place, looked + 1
-        try:
-            turns = read_turns(place_of(state_dir, row.agent, row.instance_key), Which(events=[row.event_id]), since)
-        except GoondanError:
-            continue  # the others are shown
-        for turn in turns:
-            if is_wanted(turn, wanted):
-                found.append(structs.replace(turn, total=total_of(turn), steps=[], turns=[]))
+        found += brief_turns(state_dir, row, since, lambda turn: is_wanted(turn, wanted))
     return {"traces": found, "before": None}
 
 

@@ -48,7 +48,10 @@ class Kernel:
         def read(number: int) -> None:
             self.read_to = number
 
-        return SimpleNamespace(read=read, close=lambda: self.open.remove(listener))
+        def close() -> None:
+            self.open = [one for one in self.open if one is not listener]
+
+        return SimpleNamespace(read=read, close=close)
 
     def tell(self, heard: Seen | Missed) -> None:
         (listener,) = self.open

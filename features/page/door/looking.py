@@ -1,0 +1,130 @@
+"""What the page looks at: runs, one row for each trace; what a few of them say; lines of logs; a whole conversation.
+
+Rows come from the index of turns alone, which may have some hundred thousand.
+
+Source: docs/decisions/159; docs/decisions/176; docs/design/commands.md section 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from bisect import bisect_left
+from contextlib import closing
+from functools import lru_cache
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct, structs
+
+from goondan.features.serve.api import Caller
+from goondan.features.serve.api.routing import Asked
+from goondan.kernel.cli.rules import batch
+from goondan.kernel.traces import conversations, logs
+from goondan.kernel.traces.rules.turn import Trace
+from goondan.kernel.traces.search import brief_turns, running_since
+from goondan.schemas.system import trace_index
+
+#: Lines of a log in which those of some time are looked for, and that are told.
+MAX_LOOKED: Final = 20_000
+MAX_LINES: Final = 200
+_LISTING: Final = threading.Lock()
+
+
+class Runs(Struct, forbid_unknown_fields=True):
+    """Which runs."""
+
+    #: Those with a turn of this agent; its first one is told. None: of all.
+    agent: str | None = None
+    #: Those before this number, which the page before has named.
+    before: Annotated[int, Meta(ge=0, lt=1 << 62)] = (1 << 62) - 1
+    #: How many.
+    limit: Annotated[int, Meta(ge=1, le=5000)] = 200
+
+
+class Details(Struct, forbid_unknown_fields=True):
+    """Of which turns."""
+
+    #: Their ids.
+    turns: Annotated[list[str], Meta(max_length=100)]
+
+
+class Lines(Struct, forbid_unknown_fields=True, rename={"since": "from", "until": "to"}):
+    """Which lines of logs."""
+
+    #: Of this agent, and of the tools of this instance.
+    agent: str
+    instance: str
+    #: Between these times (milliseconds since 1970).
+    since: float
+    until: float
+
+
+class OfInstance(Struct, forbid_unknown_fields=True):
+    """Whose conversation."""
+
+    #: The agent, and the instance.
+    agent: str
+    instance: str = "default"
+
+
+@lru_cache(4)
+def _firsts(state_dir: str, patterns: tuple[str, ...], agent: str | None) -> trace_index.Firsts:
+    caller = Caller("", "look", patterns)
+    return trace_index.Firsts(lru_cache(lambda name: agent in (None, name) and caller.may_speak_to(name)))
+
+
+async def runs(asked: Asked) -> dict[str, Any]:
+    """A page of runs, the last begun first: rows as arrays."""
+    return await asyncio.to_thread(list_runs, asked.swarm.state_dir, asked.query, asked.caller)
+
+
+def list_runs(state_dir: str, wanted: Runs, caller: Caller) -> dict[str, Any]:
+    """The same, in this thread."""
+    with _LISTING:
+        numbers = _firsts(state_dir, tuple(caller.agents), wanted.agent).numbers(state_dir)
+    end = bisect_left(numbers, wanted.before)
+    page = numbers[max(0, end - wanted.limit) : end]
+    rows = [row for row in trace_index.numbered(state_dir, page) if caller.may_speak_to(row.agent)]
+    told = [(row.seq, *structs.astuple(row)[:-1]) for row in rows]
+    return {"rows": told, "before": page[0] if end > wanted.limit else None, "total": len(numbers)}
+
+
+async def details(asked: Asked) -> dict[str, list[Trace]]:
+    """Turns without their steps, with what they have used in all."""
+    return {"turns": await asyncio.to_thread(_details, asked.swarm.state_dir, asked.body.turns, asked.caller)}
+
+
+def _details(state_dir: str, turn_ids: list[str], caller: Caller) -> list[Trace]:
+    since, rows = running_since(state_dir), trace_index.of_turns(state_dir, turn_ids)
+    shown = [row for row in rows if caller.may_speak_to(row.agent)]
+    return [turn for row in shown for turn in brief_turns(state_dir, row, since, lambda turn: turn.turn_id in turn_ids)]
+
+
+async def lines(asked: Asked) -> list[dict[str, Any]]:
+    """What the agent's process has written in some time, and the tools of one of its instances."""
+    asked.caller.check_agent(asked.query.agent)
+    return await asyncio.to_thread(_lines, asked.swarm.state_dir, asked.query)
+
+
+def _lines(state_dir: str, wanted: Lines) -> list[dict[str, Any]]:
+    own, whose = f"agent-{wanted.agent}", f"{wanted.agent}/{wanted.instance}): "
+    read = []
+    for role in (own, "toolhost"):
+        with closing(logs.Log(role, f"{state_dir}/logs/{role}.log")) as log:
+            read.append(log.tail(MAX_LOOKED))
+    return [
+        {"at": line.time * 1000, "role": line.role, "level": line.level, "text": line.text}
+        for line in logs.merge(read)
+        if wanted.since <= line.time * 1000 <= wanted.until
+        # A line of a tool begins with the tool's name and whose it is, as the tool host says.
+        and (line.role == own or line.text.partition(" (")[2].startswith(whose))
+    ][:MAX_LINES]
+
+
+async def export(asked: Asked) -> dict[str, Any]:
+    """A whole conversation, as `gdn instance export` prints it."""
+    agent, key = asked.query.agent, batch.check_instance(asked.query.instance)
+    asked.caller.check_agent(agent)
+    generation = await asked.swarm.generation(agent)
+    found = await asyncio.to_thread(conversations.messages, asked.swarm.state_dir, agent, key, generation)
+    return {"agent": agent, "instanceKey": key, "messages": found}
