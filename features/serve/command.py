@@ -23,7 +23,6 @@ from goondan.kernel.cli.state import locate
 from goondan.schemas.wire.errors import fail
 
 
-
 @click.command(epilog='Example: curl -H "Authorization: Bearer $(cat FILE)" http://127.0.0.1:7117/api/v1/openapi.json')
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any port.")
 @click.option("--address", metavar="ADDRESS", default=LOOPBACK, show_default=True, help="Needs --token-file.")

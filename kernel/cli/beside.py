@@ -54,11 +54,13 @@ def offered() -> Mapping[str, str]:
     return {name: line for feature in FEATURES for name, line in feature.beside.items()}
 
 
-def words_of(name: str, value: str) -> list[str]:
-    """The words behind `gdn` that start it. Raises GoondanError for a value that it does not take."""
-    feature = next(one.name for one in FEATURES if name in one.beside)
-    module = import_whole(f"goondan.features.{feature}.command")
-    return [name, *module.BESIDE[name](value)]
+def words_of(wished: Mapping[str, str]) -> list[list[str]]:
+    """The words behind `gdn` that start what is wished: names, each with its value. They are in the order of the table,
+    because a later one may use an earlier one. Raises GoondanError for a value that one does not take.
+    """
+    rows = [(feature.name, name) for feature in FEATURES for name in feature.beside if name in wished]
+    modules = [(import_whole(f"goondan.features.{feature}.command"), name) for feature, name in rows]
+    return [[name, *module.BESIDE[name](wished[name])] for module, name in modules]
 
 
 def start(place: BundleTarget, words: list[str]) -> dict[str, Any]:

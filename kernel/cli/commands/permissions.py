@@ -167,6 +167,14 @@ def grant_list(bundle: str | None, policy: str | None) -> None:
 @options.json
 def grant_accept(tool: str, bundle: str | None) -> None:
     """Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now."""
+    done = accept_tool(tool, bundle)
+    granted = [f"    {thing}" for thing in done["requested"]]
+    digest = done["digest"][:19]
+    emit(done, [f"accepted for {tool} at {digest}…:", *granted, "A kernel that runs gets it at its next start."])
+
+
+def accept_tool(tool: str, bundle: str | None) -> dict[str, Any]:
+    """Grant a packaged tool (PACKAGE/NAME) what it requests. Returns what is said of it. Raises GoondanError."""
     inspected, path = _inspect(bundle, None)
     found = _packaged(inspected, tool)
     row = _row(found, inspected)
@@ -182,11 +190,7 @@ def grant_accept(tool: str, bundle: str | None) -> None:
     others = {name: pinned for name, pinned in inspected.grant_context.accepted.items() if name != tool}
     accepted = [Accepted(name, pinned) for name, pinned in sorted({**others, tool: digest}.items())]
     write_decisions(path, accepted, inspected.grant_context.pinned)
-    granted = [f"    {thing}" for thing in row["requested"]]
-    emit(
-        {**row, "status": "accepted", "digest": digest, "policy": path},
-        [f"accepted for {tool} at {digest[:19]}…:", *granted, "A kernel that runs gets it at its next start."],
-    )
+    return {**row, "status": "accepted", "digest": digest, "policy": path}
 
 
 @click.command(name="revoke")

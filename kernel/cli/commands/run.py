@@ -44,7 +44,7 @@ def run(
     when this command ends.
     """
     # Of each command that runs beside the kernel, the value of its option. Wrong ones are found before anything starts.
-    words = [_words_of(name, value) for name, value in (beside or {}).items()]
+    words = _words_of(beside) if beside else []
     place = locate(bundle, policy, trust=trust, accept_loss=accept_loss, watch=watch)
     of_messages = {"--workdir": workdir is not None, "--instance": instance is not None, "--new": is_new}
     if detach:
@@ -60,10 +60,10 @@ def run(
     return _talk(place, where, key, is_new, reasoning, words)
 
 
-def _words_of(name: str, value: str) -> list[str]:
+def _words_of(beside: Mapping[str, str]) -> list[list[str]]:
     from goondan.kernel.cli.beside import words_of
 
-    return words_of(name, value)
+    return words_of(beside)
 
 
 def _start_beside(place: BundleTarget, words: list[list[str]]) -> dict[str, dict[str, Any]]:
