@@ -30,11 +30,8 @@ def routes(swarm: Swarm) -> list[Way]:
         Operation("getRuns", "POST", "/runs/details", "look", "Turns.", looking.details, body=looking.Details),
         Operation("listLines", "GET", "/logs", "look", "Lines of logs.", looking.lines, query=looking.Lines),
         Operation("export", "GET", "/conversations/export", "look", "A conversation.", looking.export, query=of),
-<<<<<<< HEAD
         *inbox.OPERATIONS,
-=======
         Operation("grant", "POST", "/grants", "operate", "A grant.", granting.grant, body=granting.Grant),
->>>>>>> 879cd931 (gdn ui opens the page; what it asks of a kernel is tried on a real one; a grant from the page)
         *status.OPERATIONS,
     )
     return [*static.ways(), *(way(operation, swarm, PREFIX) for operation in operations)]

@@ -51,19 +51,22 @@ class Details(Struct, forbid_unknown_fields=True):
 class Lines(Struct, forbid_unknown_fields=True, rename={"since": "from", "until": "to"}):
     """Which lines of logs."""
 
-    #: Of this agent, and of the tools of this instance.
+    #: Of this agent.
     agent: str
+    #: Of the tools of this instance.
     instance: str
-    #: Between these times (milliseconds since 1970).
+    #: From this time on (milliseconds since 1970).
     since: float
+    #: Until this one.
     until: float
 
 
 class OfInstance(Struct, forbid_unknown_fields=True):
     """Whose conversation."""
 
-    #: The agent, and the instance.
+    #: The agent's.
     agent: str
+    #: And the instance's.
     instance: str = "default"
 
 
