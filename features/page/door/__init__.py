@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from goondan.features.page.door import granting, inbox, looking, static, status
+from goondan.features.page.door import granting, inbox, looking, static, status, turns
 from goondan.features.page.door.entering import Entering, Wanted
 from goondan.features.page.door.live import Live
 from goondan.features.serve.api.gate import Way
@@ -33,5 +33,6 @@ def routes(swarm: Swarm) -> list[Way]:
         *inbox.OPERATIONS,
         Operation("grant", "POST", "/grants", "operate", "A grant.", granting.grant, body=granting.Grant),
         *status.OPERATIONS,
+        *turns.OPERATIONS,
     )
     return [*static.ways(), *(way(operation, swarm, PREFIX) for operation in operations)]
