@@ -23,7 +23,8 @@ async function request(path, { method = "GET", body, headers = {}, act = false, 
 }
 
 async function content(answer) {
-  return answer.headers.get("content-type")?.includes("json") ? answer.json() : answer.text();
+  const type = answer.headers.get("content-type") ?? "";
+  return type.includes("json") ? answer.json() : type.startsWith("image/") ? answer.blob() : answer.text();
 }
 
 function withQuery(path, query = {}) {

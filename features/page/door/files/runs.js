@@ -1,5 +1,191 @@
-import { html } from "./view.js";
+// The runs, newest first. What is filtered stands in the address.
+import { get, read } from "./api.js";
+import { count, duration, money, time, tokens } from "./format.js";
+import { useKey } from "./keys.js";
+import { on } from "./live.js";
+import { visible, Wrong } from "./text.js";
+import { html, signal, useEffect, useMemo, useRef, useState } from "./view.js";
+import { Rows } from "./virtual.js";
 
-export default function Runs() {
-  return html`<p>Runs</p>`;
+/** Rows of the index that are asked for at once, and turns that a filter gives at once. */
+const PAGE = 5000, FOUND = 100;
+/** Rows that are looked through for new ones. */
+const NEWEST = 50;
+/** Details that are asked for at once, and how long rows are gathered for it (ms). */
+const DETAILS = 60, GATHER_MS = 30;
+/** How often the list is looked at for new ones while something happens (ms). */
+const LOOK_MS = 700;
+const HEIGHT = 46;
+const STATES = ["running", "completed", "failed", "interrupted", "abandoned"];
+/** What the index does not know: these go through the turns themselves. */
+const FILTERS = ["state", "tool", "error", "minCost", "text"];
+const BEGUN = new Set(["event.accepted", "turn.started"]), ENDED = new Set(["turn.started", "turn.completed", "turn.failed", "event.ended"]);
+
+/** Runs as far as they are looked at: rows of the index, or the turns that a filter lets pass. */
+class Listing {
+  rows = [];
+  total = 0;
+  changed = signal(0);
+  problem = null;
+  /** Where the next page begins; null: there is none. */
+  #before;
+  #busy = false;
+  /** @type {Map<string, any>} what is known of turns */
+  #details = new Map();
+  /** The turns that were asked for. */
+  #asked = new Set();
+  #wanted = [];
+
+  constructor(query) {
+    this.query = query;
+    this.filtered = FILTERS.some((name) => query[name]);
+    this.more();
+  }
+
+  /** The next page. */
+  async more() {
+    if (this.#busy || this.#before === null || this.problem) return;
+    this.#busy = true;
+    try {
+      const { rows, total, before } = await this.#page(this.#before, this.filtered ? FOUND : PAGE);
+      this.rows = this.rows.concat(rows);
+      this.#before = before;
+      this.total = total;
+    } catch (problem) {
+      this.problem = problem;
+    }
+    this.#busy = false;
+    if (this.filtered && this.rows.length < FOUND) this.more(); // a page may be empty and not the last one
+    this.changed.value++;
+  }
+
+  async #page(before, limit) {
+    const { agent } = this.query;
+    if (!this.filtered) {
+      const page = await get("/page/api/runs", { agent, before, limit });
+      return { ...page, rows: page.rows.map(([, at, traceId, turnId, eventId, agent, instance]) => ({ at, id: traceId, turnId, eventId, agent, instance })) };
+    }
+    const page = await get("/api/v1/traces", { ...this.query, before, limit });
+    for (const turn of page.traces) this.#details.set(turn.turnId, turn), this.#asked.add(turn.turnId);
+    const rows = page.traces.map((turn) => ({ at: turn.startedAt, id: turn.turnId, turnId: turn.turnId, eventId: turn.eventId, agent: turn.agent, instance: turn.instanceKey }));
+    return { rows, before: page.before, total: this.rows.length + rows.length };
+  }
+
+  /** Look for new ones. Returns how many there are above the others. */
+  async look() {
+    if (this.#busy || this.#before === undefined) return 0;
+    const { rows, total } = await this.#page(undefined, NEWEST);
+    const known = rows.findIndex((row) => row.turnId === this.rows[0]?.turnId);
+    if (known < 0 && this.rows.length) { // so many that the old ones do not touch them
+      const { rows: all } = await this.#page(undefined, this.filtered ? FOUND : PAGE);
+      const last = all.findIndex((row) => row.turnId === this.rows[0].turnId);
+      rows.splice(0, rows.length, ...(last < 0 ? all : all.slice(0, last)));
+    }
+    const fresh = known < 0 ? rows : rows.slice(0, known);
+    this.rows = fresh.concat(this.rows);
+    this.total = this.filtered ? this.rows.length : total;
+    if (fresh.length) this.changed.value++;
+    return fresh.length;
+  }
+
+  /** What is known of a turn; what is not is asked for, with others that are drawn. */
+  detail(turnId) {
+    if (!this.#asked.has(turnId)) {
+      this.#asked.add(turnId);
+      if (this.#wanted.push(turnId) === 1) setTimeout(() => this.#gather(), GATHER_MS);
+    }
+    return this.#details.get(turnId);
+  }
+
+  async #gather() {
+    const turns = this.#wanted.splice(-DETAILS);
+    for (const turnId of this.#wanted.splice(0)) this.#asked.delete(turnId); // they were scrolled past
+    try {
+      for (const turn of (await read("/page/api/runs/details", { turns })).turns) this.#details.set(turn.turnId, turn);
+    } catch (problem) {
+      this.problem = problem;
+    }
+    this.changed.value++;
+  }
+
+  /** Something has happened to the turns of these events: they are asked for again where they are drawn. */
+  forget(events) {
+    for (const row of this.rows) if (events.has(row.eventId)) this.#asked.delete(row.turnId);
+    this.changed.value++;
+  }
+}
+
+const link = (query) => `#/runs?${new URLSearchParams(Object.entries(query).filter(([, value]) => value))}`;
+
+function Filters({ query }) {
+  const box = useRef(null);
+  const [agents, setAgents] = useState([]);
+  useEffect(() => { get("/api/v1/agents").then((rows) => setAgents(rows.map((row) => row.agent)), () => {}); }, []);
+  useKey("/", "Filter", () => box.current.elements.text.focus());
+  const change = (event) => { location.hash = link({ ...query, [event.target.name]: event.target.value.trim() }); };
+  const field = (name, label, more) => html`<label>${label} <input name=${name} value=${query[name] ?? ""} ...${more} /></label>`;
+  const choice = (name, label, values) => html`<label>${label} <select name=${name} value=${query[name] ?? ""}><option value="">all</option>
+    ${[...new Set([...values, ...(query[name] ? [query[name]] : [])])].map((value) => html`<option key=${value}>${value}</option>`)}</select></label>`;
+  return html`<form class="run-filters" ref=${box} onChange=${change} onSubmit=${(event) => event.preventDefault()}
+    onKeyDown=${(event) => event.key === "Escape" && event.target.blur()}>
+    ${field("text", "Text", { type: "search" })}${choice("agent", "Agent", agents)}${choice("state", "State", STATES)}
+    ${field("tool", "Tool", { placeholder: "files__*" })}${field("error", "Error", { placeholder: "E_…" })}
+    ${field("minCost", "Cost from", { type: "number", min: 0, step: "any" })}</form>`;
+}
+
+/** The state of a turn or a call as a sign and a word. */
+export function State({ status, code }) {
+  const good = status === "completed" || status === "ok" || status === "answered", open = status === "running" || status === "pending";
+  return html`<span class=${good ? "good" : open ? "run-open" : "bad"}>${good ? "✓" : open ? "●" : "✗"} ${visible(code ?? status)}</span>`;
+}
+
+function Line({ row, turn }) {
+  const agents = turn?.total?.agents ?? [];
+  return html`<a class="run-line" tabindex="-1" href=${`#/run/${encodeURIComponent(row.id)}`}><span>${turn && html`<${State} status=${turn.status} code=${turn.error?.code} />`}</span>
+    <b>${visible(turn?.message ?? "")}</b><span>${turn && duration(turn.durationMs)}</span>
+    <small>${time(row.at)} · ${visible(row.agent)}/${visible(row.instance)}${agents.length > 1 && ` with ${agents.length - 1} more`}</small>
+    <small>${turn?.total && [tokens(turn.total), money(turn.total.costs)].filter(Boolean).join(" · ")}</small></a>`;
+}
+
+export default function Runs({ query }) {
+  const list = useMemo(() => new Listing(query), [JSON.stringify(query)]);
+  const [active, setActive] = useState(0);
+  const rows = useRef(null);
+  void list.changed.value;
+  useEffect(() => {
+    setActive(0);
+    rows.current?.to(0);
+    let timer = 0, due = false;
+    const look = async () => {
+      timer = setTimeout(() => { timer = 0; if (due) hear(null); }, LOOK_MS);
+      due = false;
+      const fresh = await list.look().catch(() => 0);
+      if (!fresh || !rows.current) return;
+      const { first, shift } = rows.current;
+      if (first > 0) shift(fresh); // what a reader looks at stays where it is
+      if (first > 0 || active > 0) setActive((old) => old + fresh);
+    };
+    const hear = (events) => {
+      const ended = new Set((events ?? []).filter((one) => ENDED.has(one.kind)).map((one) => one.eventId));
+      if (ended.size) list.forget(ended);
+      if (events && !events.some((one) => BEGUN.has(one.kind))) return;
+      due = true;
+      if (!timer) look();
+    };
+    const off = on(hear);
+    return () => { off(); clearTimeout(timer); };
+  }, [list]);
+  const total = Math.max(list.total, list.rows.length);
+  const open = (index) => { if (list.rows[index]) location.hash = `#/run/${encodeURIComponent(list.rows[index].id)}`; };
+  useKey("j", "The next row", () => rows.current?.to(active + 1));
+  useKey("k", "The row before", () => rows.current?.to(active - 1));
+  useKey("Enter", "Open the row", () => open(active));
+  const row = (index) => {
+    const found = list.rows[index];
+    if (index > list.rows.length - NEWEST) list.more();
+    return found ? html`<${Line} row=${found} turn=${list.detail(found.turnId)} />` : html`<span class="soft">…</span>`;
+  };
+  return html`<${Filters} query=${query} /><p class="soft">${count(total)} ${list.filtered ? "turns found" : total === 1 ? "run" : "runs"}</p>
+    <${Wrong} problem=${list.problem} />
+    ${total > 0 && html`<${Rows} count=${total} height=${HEIGHT} row=${row} label="Runs" onEnter=${open} active=${active} onActive=${setActive} handle=${rows} />`}`;
 }

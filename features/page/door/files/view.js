@@ -1,11 +1,11 @@
 // What views are made of. Texts in html`…` become text nodes: nothing here takes markup.
 import { Component, h, render } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { batch, computed, effect, signal } from "@preact/signals";
 import htm from "htm";
 
 export const html = htm.bind(h);
-export { Component, batch, computed, effect, render, signal, useEffect, useMemo, useRef, useState };
+export { Component, batch, computed, effect, render, signal, useEffect, useLayoutEffect, useMemo, useRef, useState };
 
 /**
  * Loads something, and again when one of `keys` changes. What was loaded stays until the next is there; an answer that
