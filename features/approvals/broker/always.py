@@ -75,12 +75,11 @@ class Always:
         """
         agent, args = asked.agent, from_raw(asked.args, dict)
         argument, prefix = next(iter(pattern.items()), ("", ""))
-        if pattern and (len(pattern) > 1 or not prefix or not _begins(args, argument, prefix)):
+        if pattern and not (len(pattern) == 1 and argument and prefix and _begins(args, argument, prefix)):
             raise fail("E_USAGE", "a pattern names one text argument of the call, and what that text begins with")
         if max(len(argument), len(prefix)) > wire.MAX_TEXT:
             raise fail("E_USAGE", f"a pattern has at most {wire.MAX_TEXT} characters")
-        policies = wire.policies_of(self._bus.plan.agents[agent].parts)
-        rule = wire.asking(policies).get(wire.decide(policies, item.tool, args).rule)
+        rule = self._rules(agent).get(wire.decide(self._policies(agent), item.tool, args).rule)
         if rule is None:
             raise fail("E_STATE_CONFLICT", "the rules have changed: they would not ask about this call any more")
         rest = _rest(item.tool, args, argument)
@@ -126,9 +125,12 @@ class Always:
         """One as an operator gets it."""
         return structs.replace(yes, stale=yes.rule not in self._rules(yes.agent).values())
 
-    def _rules(self, agent: str) -> dict[str, str]:
+    def _policies(self, agent: str) -> list[wire.Policy]:
         spec = self._bus.plan.agents.get(agent)
-        return {} if spec is None else wire.asking(wire.policies_of(spec.parts))
+        return [] if spec is None else wire.policies_of(spec.parts)
+
+    def _rules(self, agent: str) -> dict[str, str]:
+        return wire.asking(self._policies(agent))
 
 
 def _begins(args: dict[str, Any], argument: str, prefix: str) -> bool:

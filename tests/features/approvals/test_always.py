@@ -103,7 +103,15 @@ def test_a_pattern_leaves_the_end_of_one_text_open() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    [{"command": ""}, {"command": "rm"}, {"n": "1"}, {"none": "x"}, {"command": "touch ", "cwd": "s"}, {"command": 1}],
+    [
+        {"command": ""},
+        {"": "touch"},
+        {"command": "rm"},
+        {"n": "1"},
+        {"none": "x"},
+        {"command": "touch ", "cwd": "s"},
+        {"command": 1},
+    ],
 )
 def test_a_pattern_that_does_not_fit_the_call_is_refused_and_nothing_is_decided(pattern: Any) -> None:
     _, client, _, _ = waiting(args={**TOUCH, "n": 1})

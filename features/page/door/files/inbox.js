@@ -34,10 +34,14 @@ export default function Inbox({ path }) {
   useClose();
   useEffect(() => setCode(path[0]), [path[0]]);
   useEffect(() => { if (item) setCode(item.code); }, [item?.code]);
-  const move = (index) => items[index] && setCode(items[index].code);
+  const move = (index) => { // keys may be faster than what is drawn
+    if (!items[index]) return;
+    last.current = index;
+    setCode(items[index].code);
+  };
   const done = (text, decided) => { gone.add(decided); setSaid(text); soon(); always.again(); };
-  useKey("j", "The next one", () => move(at + 1));
-  useKey("k", "The one before", () => move(at - 1));
+  useKey("j", "The next one", () => move(last.current + 1));
+  useKey("k", "The one before", () => move(last.current - 1));
   return html`<p class="inbox-said" role="status">${visible(said)}</p>
     ${items.length ? html`<div class="inbox">
       <div class="inbox-list"><${Rows} count=${items.length} height=${50} label="What waits" active=${at} onActive=${move} row=${(index) => html`<${Row} item=${items[index]} />`} />
@@ -57,11 +61,16 @@ function Item({ code, onDone }) {
   const { value: item, problem } = useLoaded(() => get(`/page/api/approvals/${encodeURIComponent(code)}`), [code]);
   const [wrong, setWrong] = useState(null);
   const [whole, setWhole] = useState(false);
-  const since = useRef(Infinity), busy = useRef(false), reason = useRef(null);
-  useEffect(() => { since.current = item ? performance.now() : Infinity; }, [item, whole]);
+  const [ready, setReady] = useState(false);
+  const busy = useRef(false), reason = useRef(null);
+  useEffect(() => {
+    setReady(false);
+    const timer = setTimeout(() => setReady(Boolean(item)), SETTLE_MS);
+    return () => clearTimeout(timer);
+  }, [item, whole]);
   useEffect(() => { if (problem) soon(); }, [problem]); // it was decided elsewhere
   const decide = async (decision, rest = {}) => {
-    if (busy.current || performance.now() - since.current < SETTLE_MS || !item) return;
+    if (busy.current || !item || (decision === "yes" && !ready)) return;
     if (decision !== "no" && !whole && isLong(item)) return setWhole(true);
     busy.current = true;
     setWrong(null);
@@ -76,14 +85,14 @@ function Item({ code, onDone }) {
   useKey("n", "No, with a reason", () => reason.current?.focus());
   if (!item) return html`<section class="inbox-item"><${Wrong} problem=${problem} /></section>`;
   const question = item.kind === "question", Say = question ? Answer : Agree;
-  return html`<section class="inbox-item" aria-label="What waits">
+  return html`<section class="inbox-item" aria-label=${question ? "The question" : "The call"}>
     <h2>${question ? "A question of " : ""}${visible(item.tool)} <small>${visible(code)}</small></h2>
     ${question ? html`<${Text} text=${item.message ?? ""} whole=${whole} />` : html`<${Arguments} args=${item.args ?? {}} whole=${whole} />`}
     ${item.script != null && html`<h3>The script that makes the call</h3><${Text} text=${item.script} whole=${whole} />`}
     <${Facts} item=${item} />
     <${Wrong} problem=${wrong} />
     ${whole && html`<p class="warn" role="status">This is all of it. What you say now counts.</p>`}
-    <${Say} item=${item} decide=${decide} />
+    <${Say} item=${item} decide=${decide} ready=${ready} />
     <form class="inbox-no" onSubmit=${deny}><label>Why not <input ref=${reason} name="reason" maxlength="4000" autocomplete="off" onKeyDown=${(event) => event.key === "Escape" && event.currentTarget.blur()} /></label>
       <button><kbd>n</kbd> No</button></form></section>`;
 }
@@ -128,12 +137,12 @@ function Left({ until }) {
 }
 
 /** Yes to a call: once, or always. */
-function Agree({ item, decide }) {
+function Agree({ item, decide, ready }) {
   const [lasting, setLasting] = useState(false);
   useKey("y", "Yes, once", (event) => { if (!event.repeat) decide("yes"); });
   useKey("a", "Yes, always", () => setLasting(true));
   if (lasting) return html`<${Always} item=${item} decide=${decide} onClose=${() => setLasting(false)} />`;
-  return html`<p><button class="main" onClick=${() => decide("yes")}><kbd>y</kbd> Yes, once</button> <button onClick=${() => setLasting(true)}><kbd>a</kbd> Always …</button></p>`;
+  return html`<p><button class="main" disabled=${!ready} onClick=${() => decide("yes")}><kbd>y</kbd> Yes, once</button> <button onClick=${() => setLasting(true)}><kbd>a</kbd> Always …</button></p>`;
 }
 
 /** What a lasting yes would be for, before it is said. */

@@ -90,7 +90,7 @@ function Work({ clock }) {
       <td>${lasted(turn.forMs + late)}</td><td class="number">${Math.max(turn.step, heard?.step ?? 0) || "–"}</td>
       <td>${turn.waits.length ? turn.waits.map((row) => html`<div class="now-waits" key=${row.kind + row.targetEventId}>waits for
           ${row.kind === "answer" ? html` the answer of <a href=${runOf(row.targetEventId)}>${visible(`${row.target}/${row.targetKey}`)}</a>`
-    : row.kind === "approval" ? html` <a href="#/inbox">${visible(waitsFor(row))}</a>` : ` ${visible(waitsFor(row))}`}
+    : row.kind === "approval" ? html` <a href=${`#/inbox/${encodeURIComponent(row.items[0])}`}>${visible(waitsFor(row))}</a>` : ` ${visible(waitsFor(row))}`}
           <small> for ${lasted(row.forMs + late)}</small></div>`) : visible(heard?.text ?? "works")}</td>
       <td><${Do} path=${`/api/v1/messages/${encodeURIComponent(turn.eventId)}/cancel`} label=${`Stop ${visible(who(turn))}`}>Stop<//></td></tr>`;
   }} />`;

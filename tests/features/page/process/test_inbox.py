@@ -83,7 +83,7 @@ const until = (what, selector, text) => page.waitForFunction(
 const open = async (code) => {
   await page.evaluate((code) => { location.hash = "#/inbox/" + code; }, code);
   await until(true, ".inbox-item h2", code);
-  await new Promise((done) => setTimeout(done, 500));
+  await page.waitForSelector(".inbox-item button.main:enabled");
 };
 const said = (text) => until(true, ".inbox-said", text);
 const act = async () => {
@@ -305,7 +305,7 @@ def test_what_a_call_says_is_text_and_a_yes_is_only_for_what_was_shown(page: Sit
         await page.keyboard.press("y"); // too soon
         await it.settled(page);
         const still = (await page.$("dialog")) === null;
-        await new Promise((done) => setTimeout(done, 500));
+        await page.waitForSelector(".inbox-item button.main:enabled");
         await page.keyboard.press("y");
         await act();
         await said("is approved");
@@ -318,6 +318,30 @@ def test_what_a_call_says_is_text_and_a_yes_is_only_for_what_was_shown(page: Sit
     assert "echo the end" not in told["first"] and "echo the end" in told["whole"]
     assert told["still"] and told["images"] == 0
     assert "the end" in asked.answer
+
+
+def test_of_many_only_the_visible_ones_are_drawn_and_keys_go_through_them(page: Site) -> None:
+    asked = Asked(page, "many", "echo many")
+    told = asked.see(
+        """
+        await page.setRequestInterception(true);
+        page.on("request", (request) => {
+          if (!request.url().endsWith("/api/v1/approvals")) return request.continue();
+          const items = Array.from({ length: 500 }, (_, at) => ({ ...it.args.item, code: String(1e9 + at) }));
+          request.respond({ contentType: "application/json", body: JSON.stringify({ items, more: 7 }) });
+        });
+        await page.waitForFunction(() => document.body.innerText.includes("and 7 more"));
+        for (const key of ["j", "j", "j", "k"]) await page.keyboard.press(key);
+        await page.waitForFunction(() => document.querySelector(".inbox-list .row.active")?.ariaRowIndex === "3");
+        return page.evaluate(() => [
+          document.querySelectorAll(".inbox-list .row").length,
+          document.querySelector(".inbox-list").offsetHeight - innerHeight,
+        ]);
+        """,
+        item=items(page)[0],
+    )
+    page.kernel.gdn("approve", "no", asked.code)
+    assert told[0] < 60 and told[1] < 0
 
 
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (PHONE, True)])
