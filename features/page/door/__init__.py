@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from goondan.features.page.door import granting, inbox, looking, static, status, turns
+from goondan.features.page.door import conversations, granting, inbox, looking, static, status, turns
 from goondan.features.page.door.entering import Entering, Wanted
 from goondan.features.page.door.live import Live
 from goondan.features.serve.api.gate import Way
@@ -31,6 +31,7 @@ def routes(swarm: Swarm) -> list[Way]:
         Operation("listLines", "GET", "/logs", "look", "Lines of logs.", looking.lines, query=looking.Lines),
         Operation("export", "GET", "/conversations/export", "look", "A conversation.", looking.export, query=of),
         *inbox.OPERATIONS,
+        *conversations.OPERATIONS,
         Operation("grant", "POST", "/grants", "operate", "A grant.", granting.grant, body=granting.Grant),
         *status.OPERATIONS,
         *turns.OPERATIONS,
