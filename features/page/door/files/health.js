@@ -7,16 +7,16 @@ import { looking } from "./session.js";
 import { computed, effect, signal, useEffect } from "./view.js";
 
 /** News come in bursts: after the first one it is asked so soon, and then so often at most (ms). When nothing is heard, it
- * is asked for so often. The second numbers are for who looks closely. */
-const SOON_MS = 200, BETWEEN_MS = [3000, 1000], QUIET_MS = [30000, 10000];
+ * is asked so often. What news seldom change is asked so often at most. The second numbers are for who looks closely. */
+const SOON_MS = 200, BETWEEN_MS = [3000, 1000], QUIET_MS = [30000, 10000], SELDOM_MS = [15000, 5000];
 /** What says nothing of who works or waits. */
 const SMALL = new Set(["text", "reasoning", "tool.progress"]);
-const PATHS = {
-  waits: "/api/v1/waits", approvals: "/api/v1/approvals", dead: "/api/v1/dead-letters", budgets: "/api/v1/budgets",
-  processes: "/api/v1/processes", status: "/page/api/status",
+const OFTEN = { waits: "/api/v1/waits", approvals: "/api/v1/approvals" };
+const SELDOM = {
+  dead: "/api/v1/dead-letters", budgets: "/api/v1/budgets", processes: "/api/v1/processes", status: "/page/api/status",
 };
 
-/** What was said last: by PATHS, `at` (ms since the epoch), and `error` when the door or the kernel does not answer.
+/** What was said last: by these names, `at` (ms since the epoch), and `error` when the door or the kernel does not answer.
  * @type {import("@preact/signals").Signal<Record<string, any>>} */
 export const seen = signal({ at: 0 });
 /** How many approvals wait. */
@@ -33,22 +33,27 @@ export const trouble = computed(() => {
   return first && { text: `${first.text}: ${first.todo}${more.length ? ` (and ${more.length} more)` : ""}`, href: first.href };
 });
 
-let close = 0, due = 0, timer = 0;
+let close = 0, due = 0, seldomDue = 0, timer = 0;
 
 async function ask() {
   timer = 0;
   if (!looking.value || document.visibilityState === "hidden") return;
-  due = Date.now() + BETWEEN_MS[+(close > 0)];
-  const names = Object.keys(PATHS), said = { error: null };
-  await Promise.all(names.map((name) => get(PATHS[name]).then(
+  const now = Date.now(), which = +(close > 0), seldom = now >= seldomDue, said = { error: null };
+  due = now + BETWEEN_MS[which];
+  if (seldom) seldomDue = now + SELDOM_MS[which];
+  await Promise.all(Object.entries(seldom ? { ...OFTEN, ...SELDOM } : OFTEN).map(([name, path]) => get(path).then(
     (value) => { said[name] = value; },
-    (error) => { if (error.code !== "E_FEATURE_MISSING" && error.status !== 401) said.error ??= error; },
+    (error) => {
+      said[name] = undefined;
+      if (error.code !== "E_FEATURE_MISSING" && error.status !== 401) said.error ??= error;
+    },
   )));
-  seen.value = { ...said, at: Date.now() };
+  seen.value = { ...seen.value, ...said, at: Date.now() };
 }
 
-/** Ask soon. */
-export function soon() {
+/** Ask soon; everything, after something that may have changed it. */
+export function soon(everything = true) {
+  if (everything) seldomDue = 0;
   timer ||= setTimeout(ask, Math.max(seen.value.at ? SOON_MS : 0, due - Date.now()));
 }
 
@@ -64,9 +69,12 @@ export function useClose() {
 
 /** Begin to ask. */
 export function begin() {
-  on((events) => { if (!events || events.some((one) => !SMALL.has(one.kind))) soon(); });
+  on((events) => {
+    if (events && events.every((one) => SMALL.has(one.kind))) return;
+    soon(!events || events.some((one) => one.kind === "event.ended" && one.state !== "done"));
+  });
   setInterval(() => { if (Date.now() - seen.value.at >= QUIET_MS[+(close > 0)]) soon(); }, 2000);
-  document.addEventListener("visibilitychange", soon);
+  document.addEventListener("visibilitychange", () => soon());
   effect(() => { if (looking.value) soon(); });
   effect(() => {
     const lost = connection.value === "lost", late = setTimeout(() => { patience.value = lost; }, lost ? 2000 : 0);

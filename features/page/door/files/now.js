@@ -171,7 +171,7 @@ function Servers({ clock }) {
 
 export default function Now() {
   useClose();
-  useKey("r", "Look again", soon);
+  useKey("r", "Look again", () => soon());
   const clock = useClock();
   return html`<div class="now"><${Health} /><${Work} clock=${clock} /><${Backlog} clock=${clock} /><${Dead} clock=${clock} />
     <${Budgets} /><${Processes} clock=${clock} /><${Servers} clock=${clock} /></div>`;

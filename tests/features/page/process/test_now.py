@@ -224,3 +224,40 @@ def test_it_can_be_read_by_everybody_and_on_a_phone(page: Site, size: tuple[int,
     assert seen["wide"] <= 0
     assert f"clerk/{name}" in seen["text"]
     assert seen["images"] == 0
+
+
+def test_what_is_seldom_is_drawn_too(page: Site) -> None:
+    seen = page.see(
+        STEPS
+        + """
+        await page.setRequestInterception(true);
+        page.on("request", (asked) => {
+          const told = Object.entries(it.args.told).find(([path]) => asked.url().endsWith(path));
+          if (told) asked.respond({ contentType: "application/json", body: JSON.stringify(told[1]) });
+          else asked.continue();
+        });
+        await page.keyboard.press("r");
+        await shows("MCP servers");
+        const line = await page.$eval(".trouble", (one) => one.innerText);
+        const more = await page.$eval(".now-wrong", (one) => one.innerText);
+        return { line, more, servers: await text("MCP servers"), learned: await text("Learned of servers") };
+        """,
+        told={
+            "/api/v1/waits": {"waits": [], "turns": [], "stuck": [], "cycles": [["a/k", "b/k"]], "more": 0},
+            "/page/api/status": {
+                "memory": {},
+                "servers": [
+                    {"server": "mail", "extension": "mail", "agent": "boss", "instanceKey": "k", "state": "login"},
+                    {"server": "f", "extension": "f", "state": "ended", "calls": 7, "memoryKb": 2048}
+                    | {"lastError": "<b>gone</b>\u202e"},
+                ],
+                "learned": [{"about": "gates", "text": "the server of Model/m: at most 2 at once", "refusingMs": 0}],
+            },
+        },
+    )
+    assert "They wait for each other: a/k → b/k → a/k: stop one of them (and " in seen["line"]
+    assert "gdn auth login mcp:mail" in seen["more"]
+    assert "<b>gone</b>⟨202E⟩" in seen["more"]
+    assert "boss/k" in seen["servers"]
+    assert "2.0 MiB" in seen["servers"]
+    assert "at most 2 at once" in seen["learned"]
