@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -134,7 +135,7 @@ class _Serving(Struct, frozen=True):
     async def _http(self, server: Any, wanted: int, path: str | None) -> None:
         from goondan.features.mcp_serve.command.http import HttpServer
         from goondan.features.serve.api.http import listen
-        from goondan.features.serve.api.token_files import drop, single_token
+        from goondan.features.serve.api.token_files import single_token
 
         try:
             listening = listen(wanted)
@@ -144,7 +145,7 @@ class _Serving(Struct, frozen=True):
         made = path is None
         if path is None:
             path = f"{self.state_dir}/mcp-{port}.token"
-            drop(path)
+            Path(path).unlink(missing_ok=True)
         token = single_token(os.path.abspath(os.path.expanduser(path)))
         service = HttpServer(server, listening, token)
         url = f"http://127.0.0.1:{port}{offering.PATH}"
@@ -157,7 +158,7 @@ class _Serving(Struct, frozen=True):
         finally:
             listening.close()
             if made:
-                drop(path)
+                Path(path).unlink(missing_ok=True)
 
     def _say(self, tools: list[Any]) -> None:
         """Tell the operator what is offered."""

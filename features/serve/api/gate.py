@@ -35,6 +35,7 @@ from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Makes the answer of an error with a status.
 Formatter = Callable[[GoondanError, int], Response]
+_Headers = Mapping[str, str]
 #: How large a body is whose way says nothing (bytes).
 MAX_BODY: Final = 1 << 20
 #: What a stream says last when the door ends: after how many milliseconds a client may come back.
@@ -47,16 +48,14 @@ _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", 
 class Refused(Exception):
     """An error with a status of its own: raised by a way, answered by the gate in the form of its prefix."""
 
-    def __init__(self, status: int, error: GoondanError, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, status: int, error: GoondanError, headers: _Headers | None = None) -> None:
         super().__init__(error.info.message)
         self.status = status
         self.error = error
         self.headers = headers or {}
 
 
-def refused(
-    status: int, message: str, code: str = "E_DOOR_REQUEST", headers: Mapping[str, str] | None = None
-) -> Refused:
+def refused(status: int, message: str, code: str = "E_DOOR_REQUEST", headers: _Headers | None = None) -> Refused:
     """The error of a request that is wrong in a way that HTTP has a status for; `headers` are the answer's."""
     return Refused(status, fail(code, message), headers)
 
@@ -74,9 +73,8 @@ class Way(Route):
         *,
         role: Role | None = "operate",
         max_body: int = MAX_BODY,
-        name: str | None = None,
     ) -> None:
-        super().__init__(path, endpoint, methods=[*methods], name=name)
+        super().__init__(path, endpoint, methods=[*methods])
         self.methods = {*methods}  # HEAD is not served
         self.role = role
         #: What OpenAPI says of it: fields of Operation (routing.py) by name. Empty: nothing.
@@ -330,14 +328,7 @@ class _Exchange:
 
     def _line(self) -> dict[str, Any]:
         """What the log says. It has nothing that a caller has chosen: no path, no query, no content."""
-        at, began = self._began
-        return {
-            "time": round(at, 3),
-            "token": None if self.head is None else self.head.caller.name,
-            "method": self._scope["method"][:16],
-            "way": getattr(self._way, "path", None),
-            "status": self._status,
-            "ms": round((time.monotonic() - began) * 1000, 1),
-            "bytesIn": self._held,
-            "bytesOut": self._sent,
-        }
+        (at, began), name = self._began, None if self.head is None else self.head.caller.name
+        told = {"time": round(at, 3), "token": name, "method": self._scope["method"][:16]}
+        took = {"status": self._status, "ms": round((time.monotonic() - began) * 1000, 1)}
+        return {**told, "way": getattr(self._way, "path", None), **took, "bytesIn": self._held, "bytesOut": self._sent}

@@ -25,7 +25,7 @@ from goondan.features.serve.api.http import Bounds, HttpService, listen
 from goondan.features.serve.api.rules.callers import Caller, Tokens, parse
 from goondan.features.serve.api.rules.heads import Names
 from goondan.features.serve.api.swarm import Swarm
-from goondan.features.serve.api.token_files import Watched, drop, read_private, single_token
+from goondan.features.serve.api.token_files import read_private, single_token, state_of
 from goondan.features.serve.wire import LOOPBACK
 from goondan.kernel.cli import attach, beside
 from goondan.kernel.cli.output import write
@@ -35,6 +35,8 @@ from goondan.schemas.wire.errors import GoondanError, fail
 
 #: What the one token is called that is made.
 LOCAL: Final = "local"
+#: How often a token file is looked at for a change (seconds).
+LOOK_S: Final = 1.0
 
 
 class Door(Struct):
@@ -54,8 +56,8 @@ class Door(Struct):
     token_file: str | None = None
     #: A line for each request is written to stderr.
     log: bool = False
-    #: The file of the token that was made.
-    made: str | None = None
+    #: Where the tokens are, when it serves.
+    path: str = ""
 
     def serve(self, is_beside: bool) -> None:
         """Serve until a signal ends it; `is_beside`: or until the kernel ends that runs, and else one is started.
@@ -85,67 +87,64 @@ class Door(Struct):
                     forms = {prefix: form for door in doors for prefix, form in getattr(door, "FORMS", {}).items()}
                     names = Names(port, self.address, self.hosts)
                     gate = Gate(ways, names, tokens, Bounds(), forms, _write_line if self.log else None, swarm.callers)
-                    self.say(f"http://{f'[{address}]' if ':' in address else address}:{port}", self._token_path)
+                    self.say(f"http://{f'[{address}]' if ':' in address else address}:{port}", self.path)
                     return await self._until_over(gate, HttpService(gate, listening, gate.bounds), pidfd)
             finally:
-                if self.made is not None:
-                    drop(self.made)
+                if self.token_file is None:
+                    Path(self.path).unlink(missing_ok=True)
 
     def _tokens(self, port: int) -> Tokens:
         if self.token_file is not None:
-            return parse(read_private(self._token_path))
-        self.made = f"{self.target.state_dir}/{LOCAL}{'6' if ':' in self.address else ''}-{port}.token"
-        drop(self.made)
-        return Tokens.single(single_token(self.made), Caller(LOCAL, "operate", ("*",)))
-
-    @property
-    def _token_path(self) -> str:
-        return self.made or os.path.abspath(os.path.expanduser(self.token_file or ""))
+            self.path = os.path.abspath(os.path.expanduser(self.token_file))
+            return parse(read_private(self.path))
+        self.path = f"{self.target.state_dir}/{LOCAL}{'6' if ':' in self.address else ''}-{port}.token"
+        Path(self.path).unlink(missing_ok=True)
+        return Tokens.single(single_token(self.path), Caller(LOCAL, "operate", ("*",)))
 
     async def _until_over(self, gate: Gate, service: HttpService, pidfd: int | None) -> int:
         """Serve until there is a reason to end: the first signal ends new requests, the second those under way."""
         loop = asyncio.get_running_loop()
 
         def end() -> None:
+            if pidfd is not None:
+                loop.remove_reader(pidfd)
             service.stop(now=gate.ended)
             gate.end()
 
-        def kernel_ended() -> None:
-            loop.remove_reader(pidfd or -1)
-            end()
-
         following = asyncio.ensure_future(self._follow(gate))
         if pidfd is not None:
-            loop.add_reader(pidfd, kernel_ended)
+            loop.add_reader(pidfd, end)
         try:
             with Interrupts(end, signal.SIGINT, signal.SIGTERM) as interrupts:
                 await service.serve()
             return interrupts.status
         finally:
             following.cancel()
-            if pidfd is not None:
-                loop.remove_reader(pidfd)
 
     async def _follow(self, gate: Gate) -> None:
         """Take over what the token file has become. While it cannot be read, nobody comes in."""
-        if self.made is not None:
+        if self.token_file is None:
             return
-
-        def changed() -> None:
-            try:
-                gate.replace(parse(read_private(self._token_path)))
-                write("the token file was read again", stream=sys.stderr)
-            except GoondanError as error:
-                gate.replace(Tokens([]))
-                write(f"nobody comes in any more: {error.info.message}", stream=sys.stderr)
-
-        watched = Watched(self._token_path, changed)
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, watched.look.set)
+        look, seen, loop = asyncio.Event(), state_of(self.path), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, look.set)
         try:
-            await watched.follow()
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(look.wait(), LOOK_S)
+                before, seen = seen, state_of(self.path)
+                if seen != before or look.is_set():
+                    self._read_again(gate)
+                look.clear()
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
+
+    def _read_again(self, gate: Gate) -> None:
+        try:
+            gate.replace(parse(read_private(self.path)))
+            write("the token file was read again", stream=sys.stderr)
+        except GoondanError as error:
+            gate.replace(Tokens([]))
+            write(f"nobody comes in any more: {error.info.message}", stream=sys.stderr)
 
 
 def found(state_dir: str) -> Iterator[tuple[str, str]]:

@@ -259,6 +259,8 @@ class Swarm:
 
     def __init__(self, place: BundleTarget) -> None:
         self.place = place
+        #: The state of the bundle's workspace.
+        self.state_dir = place.state_dir
         #: Who else knows a caller by the digest of a token: doors add theirs.
         self.callers: list[Callable[[bytes], Caller | None]] = []
         self._joined = Joined(self._find)
@@ -267,11 +269,6 @@ class Swarm:
         self._agents: tuple[float, list[AgentRow]] | None = None
         self._ended: dict[str, None] = {}  # the turns that are over, the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def state_dir(self) -> str:
-        """The state of the bundle's workspace."""
-        return self.place.state_dir
 
     async def __aenter__(self) -> Self:
         return self

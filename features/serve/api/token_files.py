@@ -5,11 +5,8 @@ Source: docs/commands.md; docs/mcp.md, "Our tools for MCP clients".
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from goondan.features.serve.api.rules.callers import MAX_TOKEN, MIN_TOKEN, is_token
@@ -17,8 +14,6 @@ from goondan.schemas.wire.errors import fail
 
 #: The largest file (bytes): each of its tokens may be as long as tokens are.
 MAX_FILE: Final = 1 << 20
-#: How often a file is looked at for a change (seconds).
-LOOK_S: Final = 1.0
 
 
 def read_private(path: str) -> str:
@@ -34,10 +29,9 @@ def read_private(path: str) -> str:
         raise fail("E_USAGE", f"{path}: others can read or write it", suggestion="chmod 600 it, or name a new file.")
     if len(data) > MAX_FILE:
         raise fail("E_USAGE", f"{path}: a token file has at most {MAX_FILE} bytes")
-    try:
-        return data.decode("ascii")
-    except UnicodeDecodeError:
-        raise fail("E_USAGE", f"{path}: a token file has ASCII only") from None
+    if not data.isascii():
+        raise fail("E_USAGE", f"{path}: a token file has ASCII only")
+    return data.decode()
 
 
 def single_token(path: str) -> str:
@@ -59,38 +53,8 @@ def single_token(path: str) -> str:
     return text
 
 
-def drop(path: str) -> None:
-    """Remove a file that was made."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-class Watched:
-    """A file that is looked at again and again, or at once when `look` is set."""
-
-    def __init__(self, path: str, changed: Callable[[], None]) -> None:
-        """`changed` is called when it may have changed."""
-        self._path = path
-        self._changed = changed
-        self._seen = _state(path)
-        #: Set: read it now.
-        self.look = asyncio.Event()
-
-    async def follow(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self.look.wait()
-            seen = _state(self._path)
-            if seen == self._seen and not self.look.is_set():
-                continue
-            self.look.clear()
-            self._seen = seen
-            self._changed()
-
-
-def _state(path: str) -> tuple[int, ...]:
+def state_of(path: str) -> tuple[int, ...]:
+    """What changes when a file changes."""
     try:
         state = os.lstat(path)
     except OSError:

@@ -199,13 +199,8 @@ async def receipts(asked: Asked) -> list[dict[str, Any]]:
 
 
 def _receipt(call: ToolCall) -> dict[str, Any]:
-    return {
-        "toolCallId": call.tool_call_id,
-        "toolName": call.tool_name,
-        "status": call.status,
-        "startedAt": call.started_at,
-        "receipt": call.receipt,
-    }
+    told = {"toolCallId": call.tool_call_id, "toolName": call.tool_name, "status": call.status}
+    return {**told, "startedAt": call.started_at, "receipt": call.receipt}
 
 
 async def processes(asked: Asked) -> list[ProcessInfo]:
