@@ -39,41 +39,39 @@ function hear({ state, events, gap, token, refused }) {
 /** The one policy of the page: it makes the address of the worker, and no other. */
 const policy = globalThis.trustedTypes?.createPolicy("goondan", { createScriptURL: () => "live_worker.js" });
 
-/** A worker for all tabs, or where there is none, a stream of this tab. */
+/** The worker of all tabs: what tells it something. */
 function shared() {
   const worker = new SharedWorker(policy ? policy.createScriptURL("") : "live_worker.js", { type: "module", name: "live" });
   worker.port.onmessage = ({ data }) => hear(data);
-  worker.port.start();
   return (said) => worker.port.postMessage(said);
 }
 
-function alone() {
-  const feed = new Feed(hear);
-  let token = "", awake = true;
-  return (said) => {
-    token = said.token ?? token;
-    awake = said.awake ?? awake;
-    if (said.kind !== "refused") feed.use(awake ? token : "");
-  };
-}
-
-/** Begin to hear. */
+/** Begin to hear: by the worker of all tabs. Where there is none, and with a token that does more than look, which is
+ * this tab's alone, by a stream of this tab. */
 export function begin() {
-  const post = globalThis.SharedWorker ? shared() : alone();
-  let before = session.looking.value;
-  post({ kind: "hello", token: before, handed: session.handed });
+  const own = new Feed(hear), tell = globalThis.SharedWorker && shared();
+  let awake = !document.hidden, before = session.looking.value;
+  const hold = () => {
+    const token = session.looking.value, alone = !tell || (token && !session.handed);
+    own.use(alone && awake ? token : "");
+    tell?.({ kind: "awake", awake: awake && !alone });
+  };
+  const wake = (now) => {
+    awake = now;
+    connection.value = awake ? "lost" : "asleep";
+    hold();
+  };
+  tell?.({ kind: "hello", token: session.handed ? before : "" });
   effect(() => {
     const token = session.looking.value;
-    if (token === before) return;
-    post(token ? { kind: "token", token, handed: session.handed } : { kind: "refused", token: before });
+    if (token !== before) {
+      if (!token) tell?.({ kind: "refused", token: before });
+      else if (session.handed) tell?.({ kind: "token", token });
+    }
     before = token;
+    hold();
   });
-  const wake = (awake) => {
-    connection.value = awake ? "lost" : "asleep";
-    post({ kind: "awake", awake });
-  };
   document.addEventListener("visibilitychange", () => wake(!document.hidden));
-  if (document.hidden) wake(false);
-  addEventListener("pagehide", (event) => post(event.persisted ? { kind: "awake", awake: false } : { kind: "bye", awake: false }));
+  addEventListener("pagehide", (event) => (event.persisted ? wake(false) : tell?.({ kind: "bye" })));
   addEventListener("pageshow", (event) => event.persisted && wake(true));
 }

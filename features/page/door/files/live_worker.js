@@ -4,14 +4,14 @@ import { Feed } from "./feed.js";
 
 /** @type {Map<MessagePort, {awake: boolean, missed: boolean}>} */
 const tabs = new Map();
-let token = "", handed = false, state = "lost";
+let token = "", state = "lost";
 
 const feed = new Feed((said) => {
   state = said.state ?? state;
   if (said.refused === token) token = "";
   for (const [port, tab] of tabs) {
-    if (tab.awake || !(said.events || said.gap)) port.postMessage(said);
-    else tab.missed = true;
+    if (tab.awake) port.postMessage(said);
+    else tab.missed ||= Boolean(said.events || said.gap);
   }
 });
 
@@ -25,13 +25,13 @@ function hold() {
 const told = {
   /** A tab begins, perhaps with the token of its last life. That of the other tabs is newer. */
   hello: (port, said) => {
-    if (!token) ({ token, handed } = said);
-    port.postMessage({ state, token: handed ? token : "" });
+    token ||= said.token;
+    port.postMessage({ state, token });
   },
   /** A person has opened the page anew. */
   token: (port, said) => {
-    ({ token, handed } = said);
-    for (const other of tabs.keys()) if (handed && other !== port) other.postMessage({ token });
+    token = said.token;
+    for (const other of tabs.keys()) if (other !== port) other.postMessage({ token });
   },
   /** The door knows this token no more. */
   refused: (port, said) => { if (said.token === token) token = ""; },

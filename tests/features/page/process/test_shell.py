@@ -79,10 +79,17 @@ def test_a_used_code_and_a_wrong_one_are_told_and_a_token_can_be_pasted(page: Si
         await other.keyboard.press("Enter");
         await other.waitForSelector("#content");
         const pasted = { ...await kept(other), ...await session(other) };
+        await other.waitForFunction(() =>
+          import("/page/live.js").then(({ connection }) => connection.value === "live"));
+        const beside = await other.browserContext().newPage();
+        await beside.goto(it.address);
+        await beside.waitForSelector(".door");
+        await it.settled(beside);
+        const handed = await session(beside);
         await other.reload();
         await other.waitForSelector(".door");
         await other.browserContext().close();
-        return { unknown, by, used, pasted };
+        return { unknown, by, used, pasted, handed };
         """,
         route="",
         code=code,
@@ -94,6 +101,7 @@ def test_a_used_code_and_a_wrong_one_are_told_and_a_token_can_be_pasted(page: Si
     pasted = told["pasted"]
     assert (pasted["role"], pasted["acting"]) == ("operate", True)
     assert pasted["session"] == pasted["local"] == [], "what may act is in no storage"
+    assert told["handed"]["looking"] == "", "and is handed to no other tab"
 
 
 def test_to_act_needs_a_second_code_and_its_token_is_in_this_tab_alone_until_it_is_loaded_again(page: Site) -> None:

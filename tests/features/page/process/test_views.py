@@ -23,7 +23,8 @@ _RULES = """\
 """
 ASKS = BUNDLE.replace("  tools: [Tool/bash]\n", f"  tools: [Tool/bash]\n{_RULES if has_feature('approvals') else ''}")
 #: Names and words of somebody who means harm.
-HOSTILE = "<img src=x onerror='window.done=1'>\x1b[31m\u202egnp.exe"
+NAME = "<img src=x onerror='window.done=1'>"
+HOSTILE = f"{NAME}\x1b[31m\u202egnp.exe"
 #: 4 MiB of brackets behind markup, an escape sequence and broken UTF-8.
 OUTPUT = r"""printf '<img src=x onerror="window.done=1">\033[31m\377\n'; head -c 4194304 /dev/zero | tr '\0' '['"""
 VIEWS = ("#/now", "#/runs", "#/inbox", "#/talk", "#/cost")
@@ -39,9 +40,9 @@ def call(command: str) -> str:
 @pytest.fixture(scope="module")
 def page(chromium: Chromium) -> Iterator[Site]:
     with site(chromium, ASKS) as made:
-        said = {HOSTILE: f"/tools {HOSTILE}", "default": f"@nobody {HOSTILE}", "output": call(OUTPUT)}
+        said = {NAME: f"/tools {HOSTILE}", "default": f"@nobody {HOSTILE}", "output": call(OUTPUT)}
         for instance, text in said.items():
-            made.ask("/api/v1/messages", {"text": text, "instance": instance})
+            assert "eventId" in made.ask("/api/v1/messages", {"text": text, "instance": instance})
         if has_feature("approvals"):
             waits = {"text": call(f"rm -rf {HOSTILE}"), "instance": "waits"}
             made.ask("/api/v1/messages", waits, Prefer="respond-async")
@@ -52,7 +53,7 @@ def page(chromium: Chromium) -> Iterator[Site]:
 def routes(page: Site) -> list[str]:
     """All views, and those of one run and of one conversation."""
     runs = [row["traceId"] for row in page.ask("/api/v1/traces?limit=50")["traces"]]
-    return [*VIEWS, *(f"#/run/{run}" for run in runs), "#/talk/main/default", f"#/talk/main/{quote(HOSTILE)}"]
+    return [*VIEWS, *(f"#/run/{run}" for run in runs), "#/talk/main/default", f"#/talk/main/{quote(NAME, safe='')}"]
 
 
 @pytest.mark.parametrize(("dark", "size"), LOOKS)
