@@ -83,13 +83,16 @@ function Model({ row, text }) {
     <${Part} name="Text"><${Folded} text=${text ?? (number < 0 ? "" : textIn(answer))} /><//>${reasoning && html`<${Part} name="Reasoning"><${Folded} text=${reasoning} /><//>`}`;
 }
 
-/** What was refused, and the line that would allow it. */
-function Refused({ refused, turn }) {
+/** What was refused, and the line that would allow it. Which package a tool is of is in no trace: the person says it. */
+function Refused({ refused, tool }) {
   const [state, setState] = useState({});
-  const tool = refused.toolName.split("__")[0];
-  const grant = () => post("/page/api/grants", { tool }).then(() => setState({ done: true }), (problem) => setState({ problem }));
+  const grant = (event) => {
+    event.preventDefault();
+    post("/page/api/grants", { tool: event.currentTarget.elements.tool.value.trim() }).then((granted) => setState({ granted }), (problem) => setState({ problem }));
+  };
   return html`<div class="run-refused"><b>Refused by ${visible(refused.by)}</b>: ${visible(refused.message)}<p>To allow it: <${Copy} text=${refused.allow} /></p>
-    ${tool.startsWith("@") && html`<button onClick=${grant} disabled=${state.done}>${state.done ? "Granted" : `Grant what ${visible(tool)} asks for`}</button>`}<${Wrong} problem=${state.problem} /></div>`;
+    ${refused.by === "grant" && html`<form onSubmit=${grant}><label>A tool of a package gets what it asks for: <input name="tool" required placeholder=${`@owner/package/${tool.split("__")[0]}`} /></label>
+      <button>Grant</button> <span role="status">${state.granted && `${visible(state.granted.tool)} gets it from the next start on`}</span></form>`}<${Wrong} problem=${state.problem} /></div>`;
 }
 
 function Tool({ row }) {
@@ -98,7 +101,7 @@ function Tool({ row }) {
   const asked = parts.find((part) => part.args), came = parts.find((part) => part.result);
   const { jail, call } = node.receipt ?? {};
   return html`<${Facts} of=${[["Call", id], ["Code", node.code], ["Work", node.workMs && duration(node.workMs)], ["Policy", node.direct && "not in the catalog, by policy"], ["Script", node.script]]} />
-    ${node.refused && html`<${Refused} refused=${node.refused} turn=${turn} />`}
+    ${node.refused && html`<${Refused} refused=${node.refused} tool=${node.toolName} />`}
     ${(asked || node.args) && html`<${Part} name="Arguments">${asked ? html`<${Json} value=${asked.args} />` : html`<${Short} text=${node.args} />`}<//>`}
     ${(came || node.output || node.message) && html`<${Part} name="Result">${came ? html`<${Json} value=${came.result.error ?? came.result.output} />` : html`<${Short} text=${node.output ?? node.message} />`}
       <${Files} files=${came?.files} turn=${turn} /><//>`}
@@ -117,7 +120,7 @@ function Logs({ row }) {
   const ask = () => (open ? get("/page/api/logs", { agent, instance, from: Math.floor(row.from - AROUND_MS), to: Math.ceil(row.to + AROUND_MS) }) : Promise.resolve());
   const { value, problem } = useLoaded(ask, [open, row.id, row.to]);
   return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>Log lines</summary><${Wrong} problem=${problem} />
-    ${value && (value.lines.length ? html`<${Folded} lines=${40} text=${value.lines.map((line) => `${line.at} ${line.role} ${line.text}`).join("\n")} />` : html`<p class="soft">none</p>`)}</details>`;
+    ${value && (value.length ? html`<${Folded} lines=${40} text=${value.map((line) => `${time(line.at)} ${line.role}: ${line.text}`).join("\n")} />` : html`<p class="soft">none</p>`)}</details>`;
 }
 
 /** Go on in a copy of the conversation that ends before this turn or step. */
@@ -125,10 +128,9 @@ function Repeat({ row }) {
   const [problem, setProblem] = useState(null);
   const { agent, instanceKey: instance, turnId: turn } = row.turn;
   const go = async () => {
-    const to = `${instance}-${Date.now().toString(36)}`;
     try {
-      await post("/page/api/conversations/fork", { agent, instance, turn, step: row.step?.step, to });
-      location.hash = `#/talk/${encodeURIComponent(agent)}/${encodeURIComponent(to)}`;
+      const made = await post("/page/api/conversations/fork", { agent, instance, turn, step: row.step?.step || undefined });
+      location.hash = `#/talk/${encodeURIComponent(agent)}/${encodeURIComponent(made.instance)}`;
     } catch (error) {
       setProblem(error);
     }

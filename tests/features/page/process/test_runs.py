@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -177,3 +181,156 @@ def test_a_run_fits_a_phone(page: Site) -> None:
         size=PHONE,
     )
     assert told == {"wide": [PHONE[0], PHONE[0]], "bad": []}
+
+
+LIST = """
+const send = (text) => fetch(`${new URL(it.address).origin}/api/v1/messages`, {
+  method: "POST", body: JSON.stringify({ text, instance: "list" }),
+  headers: { authorization: `Bearer ${it.args.token}`, "content-type": "application/json" },
+}).then((answer) => answer.json());
+const has = (words) => document.querySelector("main").innerText.includes(words);
+const says = (words) => page.waitForFunction(has, {}, words);
+const first = () => page.$eval(".run-line", (one) => one.innerText);
+const total = () => page.$eval("main > p", (one) => parseInt(one.innerText));
+await page.evaluate((hash) => { location.hash = hash; }, it.args.to);
+"""
+
+
+def test_new_runs_come_on_top_and_move_nothing_that_is_read(page: Site) -> None:
+    for number in range(30):
+        say(page, f"early {number}", "list")
+    told = page.see(
+        LIST
+        + """
+        await says("early 29");
+        const seen = { before: await total() };
+        await send("late 1");
+        await says("late 1");
+        seen.top = await first();
+        await page.$eval(".rows", (box) => { box.scrollTop = 500; });
+        await it.settled(page);
+        await says("early 17");
+        const place = () => page.evaluate(() => {
+          const row = [...document.querySelectorAll(".run-line")].find((one) => one.innerText.includes("early 17"));
+          return row.getBoundingClientRect().top;
+        });
+        const before = await place();
+        await send("late 2");
+        const count = (n) => parseInt(document.querySelector("main > p").innerText) === n;
+        await page.waitForFunction(count, {}, seen.before + 2);
+        await it.settled(page);
+        seen.moved = await place() - before;
+        return seen;
+        """,
+        to="#/runs",
+        token=page.token,
+    )
+    assert "late 1" in told["top"]
+    assert told["moved"] == 0
+
+
+def test_filters_stand_in_the_address(page: Site) -> None:
+    say(page, '/http-fetch__get {"url":"http://127.0.0.1:9/"}', "filters")
+    say(page, "a needle in the haystack", "filters")
+    told = page.see(
+        LIST
+        + """
+        await says("needle");
+        const shown = async (name, value) => {
+          await page.$eval(`[name=${name}]`, (one, value) => {
+            one.value = value;
+            one.dispatchEvent(new Event("change", { bubbles: true }));
+          }, value);
+          await page.waitForFunction(() => /^[0-9,]+ turns? found/.test(document.querySelector("main > p").innerText));
+          await it.settled(page);
+          return { url: page.url(), count: await total() };
+        };
+        const seen = [await shown("text", "needle"), await shown("agent", "helper")];
+        await page.evaluate(() => { location.hash = "#/runs?error=E_SANDBOX_DENIED&tool=http*"; });
+        await says("127.0.0.1:9");
+        seen.push(await total());
+        await page.focus(".rows");
+        await page.keyboard.press("Enter");
+        await page.waitForSelector(".run-span");
+        seen.push(page.url(), await it.findings(page));
+        return seen;
+        """,
+        to="#/runs",
+    )
+    needle, of_helper, denied, run, bad = told
+    assert (needle["url"].partition("#")[2], needle["count"]) == ("/runs?text=needle", 1)
+    assert (of_helper["url"].partition("#")[2], of_helper["count"]) == ("/runs?text=needle&agent=helper", 0)
+    assert denied >= 1
+    assert "#/run/" in run
+    assert bad == []
+
+
+PIECES = 40
+
+
+@contextmanager
+def speaking() -> Iterator[str]:
+    """A model server whose answer comes in pieces, for some seconds; its base URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            for number in range(PIECES + 1):
+                delta = {"content": f"piece {number} "} if number < PIECES else {}
+                choice = {"index": 0, "delta": delta, "finish_reason": "stop" if number == PIECES else None}
+                chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+                self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+                self.wfile.flush()
+                time.sleep(0.1)
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_text_streams_and_a_pause_holds_it(chromium: Chromium) -> None:
+    with speaking() as base:
+        bundle = documents(
+            f'Model m {{provider: openai, model: m, endpoint: "{base}", apiKey: {{value: k}}}}',
+            "Agent main {modelConfig: {modelRef: Model/m}}",
+            "Swarm swarm {entryAgent: Agent/main, agents: [{ref: Agent/main}]}",
+        )
+        with site(chromium, bundle) as page:
+            told = page.see(
+                LIST
+                + """
+                const answered = send("tell me");
+                await page.waitForSelector(".run-line");
+                await page.keyboard.press("Enter");
+                const streams = (least) => page.waitForFunction((least) => {
+                  const text = document.querySelector(".run-text")?.innerText ?? "";
+                  return Math.max(...(text.match(/[0-9]+/g) ?? [0]).map(Number)) >= least && text;
+                }, {}, least).then((found) => found.jsonValue());
+                const seen = { first: await streams(3) };
+                await page.keyboard.press("p");
+                await page.waitForFunction(() => document.querySelector(".run-tools").innerText.includes("Pause ("));
+                seen.paused = await page.$eval(".run-head", (one) => one.innerText);
+                await answered;
+                await it.settled(page);
+                seen.still = await page.$eval(".run-head", (one) => one.innerText);
+                await page.keyboard.press("p");
+                await page.waitForFunction(() => document.querySelector(".run-head").innerText.includes("completed"));
+                await (await page.$$(".run-name"))[2].click();
+                await page.keyboard.press("Enter");
+                await page.waitForFunction(() => document.querySelector(".run-panel")?.innerText.includes("piece 39"));
+                return seen;
+                """,
+                to="#/runs",
+                token=page.token,
+            )
+    assert "piece 3" in told["first"]
+    assert "● running" in told["paused"]
+    assert "● running" in told["still"], "what a reader has paused does not change"
