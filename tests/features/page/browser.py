@@ -170,15 +170,21 @@ class Site:
 @contextmanager
 def site(chromium: Chromium, bundle: str = BUNDLE, **extra_env: str) -> Iterator[Site]:
     """A swarm with this bundle, its door, and the page of it."""
-    with sandbox(bundle, extra_env=extra_env) as kernel:
-        process = kernel.popen("serve", "--port", "0", "--json")
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            yield Site(kernel, json.loads(line), chromium)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            process.wait(30)
+    with sandbox(bundle, extra_env=extra_env) as kernel, door(kernel, chromium) as made:
+        yield made
+
+
+@contextmanager
+def door(kernel: Sandbox, chromium: Chromium) -> Iterator[Site]:
+    """The door of a swarm, which it starts, and the page of it."""
+    process = kernel.popen("serve", "--port", "0", "--json")
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        yield Site(kernel, json.loads(line), chromium)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(30)

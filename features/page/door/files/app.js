@@ -92,7 +92,8 @@ function Code({ act, onDone }) {
     const code = new FormData(event.currentTarget).get("code").trim();
     if (code) session.open(code, act).then(onDone, setWrong);
   };
-  return html`<form class="code" onSubmit=${submit}><label>Code <input name="code" required autofocus autocomplete="off" spellcheck=${false} /></label>
+  const pasted = ({ inputType, currentTarget: { form } }) => inputType === "insertFromPaste" && form.requestSubmit();
+  return html`<form class="code" onSubmit=${submit}><label>Code <input name="code" required autofocus autocomplete="off" spellcheck=${false} onInput=${pasted} /></label>
     <button>${act ? "Act" : "Look"}</button><${Wrong} problem=${wrong} /></form>`;
 }
 

@@ -21,7 +21,7 @@ export const costs = (row) => row.costs ?? (row.cost == null ? {} : { [row.curre
 /** The columns of numbers for these rows. @param {any[]} rows @returns {{key: string, label: string, of: (row: any) => number}[]} */
 export function columns(rows) {
   const currencies = [...new Set(rows.flatMap((row) => Object.keys(costs(row))))].sort();
-  const tokens = { modelCalls: "Calls", inputTokens: "In", cachedTokens: "of it cached", outputTokens: "Out", reasoningTokens: "of it reasoning" };
+  const tokens = { modelCalls: "Calls", inputTokens: "Tokens in", cachedTokens: "of it cached", outputTokens: "Tokens out", reasoningTokens: "of it reasoning" };
   return [
     ...currencies.map((name) => ({ key: name, label: `Cost, ${name}`, of: (row) => costs(row)[name] ?? 0, text: (n) => (n ? money({ [name]: n }) : "–") })),
     ...Object.entries(tokens).map(([key, label]) => ({ key, label, of: (row) => row[key] ?? 0, text: count })),
@@ -93,7 +93,7 @@ export default function Cost({ query }) {
   const by = Object.hasOwn(BY, query.by) ? query.by : "day", since = Object.hasOwn(SINCE, query.since) ? query.since : "7d";
   const whole = { ...query, by, since }, { value, problem } = useUsage(by, since);
   const [shown, show] = useState(MOST);
-  for (const [name, text] of Object.entries(BY)) useKey(text[0], `Cost by ${text}`, () => { location.hash = address({ ...whole, by: name, sort: "" }); });
+  for (const [name, text] of Object.entries(BY)) useKey(name[0], `Cost by ${text}`, () => { location.hash = address({ ...whole, by: name, sort: "" }); });
   const rows = value?.rows.length ?? 0;
   return html`<div class="cost"><div class="cost-choices"><${Choice} label="By" name="by" of=${BY} query=${whole} /><${Choice} label="Since" name="since" of=${SINCE} query=${whole} /></div>
     <${Wrong} problem=${problem} />${!value ? html`<p class="soft">${!problem && "Asking…"}</p>` : rows ? html`<${Table} value=${value} query=${whole} shown=${shown} />` : html`<p class="soft">No model was asked in this time.</p>`}

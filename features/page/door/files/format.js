@@ -30,7 +30,7 @@ export function ago(at, now = Date.now()) {
 /** @param {Record<string, number> | null | undefined} costs amounts by currency */
 export function money(costs) {
   return Object.entries(costs ?? {}).map(([currency, amount]) => {
-    const digits = amount && Math.abs(amount) < 0.995 ? 4 : 2;
+    const digits = amount && Math.abs(amount) < 0.0995 ? 4 : 2;
     return currency === "USD" ? `$${amount.toFixed(digits)}` : `${amount.toFixed(digits)} ${currency}`;
   }).join(" + ");
 }

@@ -96,6 +96,13 @@ function Work({ clock }) {
   }} />`;
 }
 
+/** Turns that are parked until a person has said something. */
+function Persons({ clock }) {
+  return html`<${Part} title="Wait for a person" head=${["Who", "For", "What"]} rows=${seen.value.approvals?.items} row=${(item) => html`<tr key=${item.code}>
+    <th scope="row"><a href=${runOf(item.eventId)}>${visible(who(item))}</a></th><td>${lasted(clock - item.askedMs)}</td>
+    <td>${item.kind === "question" ? "an answer to" : "a yes or no to"} <a href=${`#/inbox/${encodeURIComponent(item.code)}`}>${visible(item.tool)}</a></td></tr>`} />`;
+}
+
 /** How long so many messages will take an instance, from how long its last turns took. */
 function Clears({ row }) {
   const query = { agent: row.agent, instance: row.instanceKey, state: "completed", limit: LAST };
@@ -173,6 +180,6 @@ export default function Now() {
   useClose();
   useKey("r", "Look again", () => soon());
   const clock = useClock();
-  return html`<div class="now"><${Health} /><${Work} clock=${clock} /><${Backlog} clock=${clock} /><${Dead} clock=${clock} />
+  return html`<div class="now"><${Health} /><${Persons} clock=${clock} /><${Work} clock=${clock} /><${Backlog} clock=${clock} /><${Dead} clock=${clock} />
     <${Budgets} /><${Processes} clock=${clock} /><${Servers} clock=${clock} /></div>`;
 }

@@ -107,16 +107,17 @@ function Bar({ row, scale, view }) {
     const used = usedBy(row), first = bars[0], last = bars[bars.length - 1];
     const words = [duration(row.to - row.from), tokens(used), money(used?.costs)].filter(Boolean).join(" · ");
     const end = last ? last.left + last.width : 0;
-    const place = end < 60 ? { left: `${end}%` } : first.left > 40 ? { right: `${100 - first.left}%` } : { left: 0 };
-    return html`<span class="run-bar run-${row.kind}">${bars.map(({ kind, left, width }) => html`<i class="run-${kind}" key=${left}
+    const over = end >= 60 && first.left <= 40; // there is no room beside the bar
+    const place = over ? { left: 0 } : end < 60 ? { left: `${end}%` } : { right: `${100 - first.left}%` };
+    return html`<span class="run-bar run-${row.kind} ${over ? "run-over" : ""}">${bars.map(({ kind, left, width }) => html`<i class="run-${kind}" key=${left}
       style=${{ left: `${left}%`, width: `${width}%` }}></i>`)}<small style=${place}>${words}</small></span>`;
   }, [row, scale, ...view]);
 }
 
-function Line({ row, more, folded, onFold, text, children }) {
+function Line({ row, more, folded, onFold, onOpen, text, children }) {
   const bad = row.status && !["completed", "answered", "ok", "running"].includes(row.status);
-  return html`<div class="run-span"><span class="run-name" style=${{ paddingLeft: `${Math.min(row.depth, DEEP) * 0.8}em` }}>
-    ${more ? html`<button tabindex="-1" aria-label=${folded ? "Unfold" : "Fold"} onClick=${onFold}>${folded ? "▸" : "▾"}</button>` : html`<i></i>`}
+  return html`<div class="run-span" onClick=${onOpen}><span class="run-name" style=${{ paddingLeft: `${Math.min(row.depth, DEEP) * 0.8}em` }}>
+    ${more ? html`<button tabindex="-1" aria-label=${folded ? "Unfold" : "Fold"} onClick=${(event) => { event.stopPropagation(); onFold(); }}>${folded ? "▸" : "▾"}</button>` : html`<i></i>`}
     <span class=${bad ? "bad" : ""}>${SIGNS[row.kind]} ${visible(row.name)}${bad && ` ${visible(row.node.code ?? row.status)}`}</span>
     <small class=${text ? "run-text" : ""}> ${visible(text?.slice(-TAIL) ?? (row.kind === "turn" ? row.node.message : "") ?? "")}</small></span>${children}</div>`;
 }
@@ -205,7 +206,7 @@ export default function Run({ path: [id = "", , span], query }) {
   if (!found) return html`<${Wrong} problem=${problem} />`;
   const line = (index) => {
     const each = rows[shown[index]], more = each.end > shown[index] + 1;
-    return html`<${Line} row=${each} more=${more} folded=${folded.has(each.id)} onFold=${() => fold(each.id)}
+    return html`<${Line} row=${each} more=${more} folded=${folded.has(each.id)} onFold=${() => fold(each.id)} onOpen=${() => open(index)}
       text=${each.kind === "model" && each.open ? texts.get(`${each.turn.eventId}/${each.step.step}`) : undefined}><${Bar} row=${each} scale=${scale} view=${view} /><//>`;
   };
   const beside = span && rows.find((each) => each.id === span);

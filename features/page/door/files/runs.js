@@ -19,6 +19,8 @@ const HEIGHT = 46;
 const STATES = ["running", "completed", "failed", "interrupted", "abandoned"];
 /** What the index does not know: these go through the turns themselves. */
 const FILTERS = ["state", "tool", "error", "minCost", "text"];
+/** What is looked for most. */
+const QUICK = { all: {}, running: { state: "running" }, failed: { state: "failed" }, "denied by the sandbox": { error: "E_SANDBOX_DENIED" } };
 const BEGUN = new Set(["event.accepted", "turn.started"]), ENDED = new Set(["turn.started", "turn.completed", "turn.failed", "event.ended"]);
 
 /** Runs as far as they are looked at: rows of the index, or the turns that a filter lets pass. */
@@ -185,7 +187,7 @@ export default function Runs({ query }) {
     if (index > list.rows.length - NEWEST) list.more();
     return found ? html`<${Line} row=${found} turn=${list.detail(found.turnId)} />` : html`<span class="soft">…</span>`;
   };
-  return html`<${Filters} query=${query} /><p class="soft">${count(total)} ${list.filtered ? "turns found" : total === 1 ? "run" : "runs"}</p>
+  return html`<${Filters} query=${query} /><p class="soft">${count(total)} ${list.filtered ? "turns found" : total === 1 ? "run" : "runs"}<span class="run-quick">${Object.entries(QUICK).map(([name, wanted]) => html` <a key=${name} href=${link(wanted)}>${name}</a>`)}</span></p>
     <${Wrong} problem=${list.problem} />
     ${total > 0 && html`<${Rows} count=${total} height=${HEIGHT} row=${row} label="Runs" onEnter=${open} active=${active} onActive=${setActive} handle=${rows} />`}`;
 }

@@ -49,7 +49,7 @@ def test_currencies_stand_beside_each_other_and_are_never_added(page: Site) -> N
         page,
         'await go("by=model"); await rows(2); return table();',
     )
-    assert head == ["Model", "Cost, EUR ▼", "Cost, USD", "Calls", "In", "Out"]
+    assert head == ["Model", "Cost, EUR ▼", "Cost, USD", "Calls", "Tokens in", "Tokens out"]
     assert rows == [
         ["anthropic/cheap", "0.0045 EUR", "–", "3", "30", "15"],
         ["anthropic/dear", "–", "$0.0200", "1", "10", "5"],
