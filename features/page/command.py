@@ -29,6 +29,15 @@ from goondan.schemas.wire.errors import GoondanError, fail
 ANSWER_S: Final = 10.0
 
 
+class _Code(msgspec.Struct):
+    """What a door answers."""
+
+    #: The code.
+    code: str
+    #: How long it is good.
+    seconds: int
+
+
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Of a door; 0: any.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
@@ -49,15 +58,15 @@ def ui(
     from goondan.features.serve.api.serving import Door, found
 
     def show(url: str, token_path: str) -> bool:
-        told = _asks(url, "/page/api/codes", token_path, "act" if act else "look")
-        if told is None:
-            return False
-        code = msgspec.json.decode(told)
+        try:
+            made = msgspec.json.decode(_asks(url, "/page/api/codes", token_path, "act" if act else "look"), type=_Code)
+        except msgspec.DecodeError:
+            return False  # it has refused, or is no door
         if act:
-            emit(code, [code["code"]])
+            emit(made, [made.code])
             return True
-        address = f"{url}/page/#code={code['code']}"
-        emit({"url": address, "seconds": code["seconds"], "text": address}, [address])
+        address = f"{url}/page/#code={made.code}"
+        emit({"url": address, "seconds": made.seconds, "text": address}, [address])
         if not no_browser and any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
             with suppress(webbrowser.Error, OSError):
                 webbrowser.open(address)
@@ -69,7 +78,7 @@ def ui(
     if any(show(*door) for door in found(target.state_dir)):
         return
     page = f"127.0.0.1:{port}"
-    if port and _asks(page, "/page/") is not None:
+    if port and _asks(page, "/page/"):
         hint = f"If it is, open http://{page}/page/ and paste a token of its file. Else give another --port."
         raise fail("E_USAGE", f"at {page} is a door; if it is this swarm's, it has a --token-file", suggestion=hint)
     if act:
@@ -77,8 +86,8 @@ def ui(
     Door(target, port, say).serve(is_beside)
 
 
-def _asks(url: str, path: str, token_path: str | None = None, kind: str = "") -> bytes | None:
-    """The answer of a door, for a code of a kind if there is a token; None: it has refused, or is not there."""
+def _asks(url: str, path: str, token_path: str | None = None, kind: str = "") -> bytes:
+    """The answer of a door, for a code of a kind if there is a token. Empty: it has refused, or is not there."""
     from goondan.features.serve.api.token_files import read_private
 
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_S)
@@ -89,8 +98,8 @@ def _asks(url: str, path: str, token_path: str | None = None, kind: str = "") ->
             head = {"authorization": f"Bearer {read_private(token_path).strip()}", "content-type": "application/json"}
             connection.request("POST", path, msgspec.json.encode({"kind": kind}), head)
         answer = connection.getresponse()
-        return answer.read() if answer.status == http.client.OK else None
-    return None
+        return answer.read(1 << 16) if answer.status == http.client.OK else b""
+    return b""
 
 
 COMMANDS: Final[Mapping[str, click.Command]] = {"ui": ui}

@@ -21,13 +21,15 @@ from starlette.responses import Response, StreamingResponse
 from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.swarm import LOOK_S, Swarm
 from goondan.kernel.cli.observing import Missed, Observation, Seen
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.runtime_events import Observe
 
 #: Between two batches (seconds): a person sees no difference, and a browser is woken seldom.
 BATCH_S: Final = 0.03
 #: What waits for one reader (bytes).
 MAX_WAITING: Final = 1 << 20
+#: Readers at once: a browser is one, however many tabs it has.
+MAX_READERS: Final = 64
 #: Nothing is said for so long, then a comment (seconds): less than proxies wait for.
 HEARTBEAT_S: Final = 15.0
 #: How long a new reader waits until the broker is observed (seconds). Later it is told that it has missed something.
@@ -90,7 +92,11 @@ class Live:
         self._tried = asyncio.Event()
 
     async def stream(self, asked: Asked) -> Response:
-        """The stream of a reader. What happens after its head has come is in it, or a gap."""
+        """The stream of a reader. What happens after its head has come is in it, or a gap. Raises GoondanError
+        E_OVERLOADED.
+        """
+        if len(self._readers) >= MAX_READERS:
+            raise fail("E_OVERLOADED", f"{MAX_READERS} pages look on already, and no more may")
         reading = self._read(Reader(asked.caller.may_speak_to))
         await anext(reading)
         return StreamingResponse(reading, media_type="text/event-stream")

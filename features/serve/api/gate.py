@@ -195,9 +195,9 @@ class Gate:
 
     def _known(self, digest: bytes) -> Caller | None:
         for ask in (self._tokens.known, *self._callers):
-            caller = ask(digest)
-            if caller is not None and (not caller.behind or self._tokens.known(caller.behind)):
-                return caller
+            if (caller := ask(digest)) is not None:
+                maker = self._tokens.known(caller.behind) if caller.behind else caller
+                return caller if maker and maker.may(caller.role) and maker.agents == caller.agents else None
         return None
 
 

@@ -137,3 +137,10 @@ def test_what_a_token_has_let_in_goes_with_it(page: Page) -> None:
     without = "\n".join(line for line in LINES.splitlines() if OPERATE not in line)
     page.door.gate.replace(parse(without))
     assert page.session(looks)[0] == 401
+    page.door.gate.replace(parse(LINES))
+    acts = page.session(page.code("act"))[1]["token"]
+    assert page.session(acts)[0] == 200
+    page.door.gate.replace(parse(LINES.replace("owner operate", "owner talk")))
+    assert (page.session(acts)[0], page.session(looks)[0]) == (401, 200), "neither may do more than its maker"
+    page.door.gate.replace(parse(LINES.replace(f"{OPERATE} *", f"{OPERATE} main")))
+    assert page.session(acts)[0] == page.session(looks)[0] == 401, "nor for more agents"

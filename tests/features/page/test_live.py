@@ -169,6 +169,17 @@ def test_a_reader_that_does_not_read_costs_no_more_than_its_bound() -> None:
     assert [event["n"] for event in events(reader.take())] == [1], "it goes on"
 
 
+def test_a_token_opens_no_more_streams_than_there_are_browsers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(kernel: Kernel, door: Live) -> None:
+        every = [await reading(door, MAIN) for _ in range(live.MAX_READERS)]
+        with pytest.raises(GoondanError, match="pages look on"):
+            await reading(door, MAIN)
+        await every.pop().aclose()  # type: ignore[attr-defined]
+        every.append(await reading(door, MAIN))
+
+    tries(monkeypatch, steps)
+
+
 def test_one_that_was_refused_observes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(kernel: Kernel, door: Live) -> None:
         refused: list[GoondanError] = [fail("E_OVERLOADED", "too many")]

@@ -52,7 +52,7 @@ class Caller(Struct, frozen=True):
     role: Role
     #: Patterns (`*`, `?`) of the agents that it may speak to.
     agents: Sequence[str] = ()
-    #: The digest of the token on which this one depends: it goes when that goes.
+    #: The digest of the token on which this one depends: it goes when that goes, may do less, or has other agents.
     behind: bytes = b""
 
     def may(self, role: Role) -> bool:
