@@ -5,15 +5,15 @@ import { useKey } from "./keys.js";
 import { on } from "./live.js";
 import { acting } from "./session.js";
 import { Asked, Said, Turn, turnsOf } from "./talk_turn.js";
-import { beat, found, placeOf, review, Run, runsOf, show } from "./talking.js";
+import { beat, found, listed, placeOf, review, Run, runsOf, show } from "./talking.js";
 import { visible, Wrong } from "./text.js";
 import { Rows } from "./virtual.js";
-import { html, useEffect, useLoaded, useRef, useState } from "./view.js";
+import { html, useEffect, useLoaded, useMemo, useRef, useState } from "./view.js";
 
 const PAGE = 50, MAX_FILES = 16, MAX_BYTES = 20 << 20;
 const KINDS = ["image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"];
-/** A turn of others is looked for so long after something was heard of it (ms). */
-const SOON_MS = 200;
+/** So long after something was heard of a turn of others it is looked for; and after the end of one, the list (ms). */
+const SOON_MS = 200, LIST_MS = 1000;
 /** What is written and not sent: text and files, by conversation. @type {Map<string, {text: string, files: any[]}>} */
 const drafts = new Map(), NOTHING = { text: "", files: [] };
 
@@ -60,13 +60,14 @@ function useConversation(agent, instance) {
 }
 
 /** A turn that runs, or waits for those before it. */
-function Running({ run }) {
+function Running({ run, drawn }) {
   const [problem, setProblem] = useState(null);
   beat.value; // a run changes in its place
+  useEffect(drawn);
   const { steps, eventId, asks, answer } = run, last = steps.at(-1);
   const waits = !eventId ? "the door" : !run.first ? "the messages before it" : asks.size ? "a person to allow a call" : run.waits;
   const told = run.lost ? "The connection is lost. It goes on when the door answers again." : waits ? `Waits for ${waits}.` : "Works …";
-  return html`<article class="talk-turn talk-running"><${Asked} text=${run.text} files=${run.files} />
+  return html`<article class="talk-turn talk-running" aria-live="off"><${Asked} text=${run.text} files=${run.files} />
     ${steps.map((step, index) => html`<${Said} key=${index} ...${step} calls=${step.calls.map((call) => (asks.has(call.id) ? { ...call, state: "waits for a person" } : call))} thinks=${step === last && !step.text && !step.calls.length} />`)}
     <${Wrong} problem=${answer?.error ?? problem} />
     <footer role="status">${visible(told)} ${asks.size > 0 && html`<a href="#/inbox">Inbox</a> `}${run.turnId && html`<a href="#/run/${run.turnId}">Run</a> `}
@@ -105,8 +106,7 @@ function Composer({ agent, instance, send, notice }) {
   const submit = async (event) => {
     event.preventDefault();
     if (!draft.text.trim() && !draft.files.length) return;
-    setProblem(null);
-    write(NOTHING);
+    setProblem(null), write(NOTHING);
     await send(draft).catch((error) => (setProblem(error), write(draft)));
   };
   const take = (event, data) => data?.files.length && (event.preventDefault(), add(data.files));
@@ -121,12 +121,13 @@ function Composer({ agent, instance, send, notice }) {
 }
 
 /** One conversation. */
-function Conversation({ agent, instance, reload }) {
+function Conversation({ agent, instance }) {
   const place = placeOf(agent, instance), log = useRef(null), sticks = useRef(true);
   const { messages, before, traces, problem, loaded, load } = useConversation(agent, instance);
   const [notice, setNotice] = useState(""), [wrong, setWrong] = useState(null);
-  beat.value;
-  const runs = runsOf(place), turns = turnsOf(messages), byTurn = new Map(traces.map((one) => [one.turnId, one]));
+  listed.value;
+  const runs = runsOf(place), turns = useMemo(() => turnsOf(messages), [messages]), byTurn = new Map(traces.map((one) => [one.turnId, one]));
+  const stick = () => { if (sticks.current) log.current.scrollTop = log.current.scrollHeight; };
   useEffect(() => {
     let soon = 0;
     show(place, load);
@@ -134,17 +135,17 @@ function Conversation({ agent, instance, reload }) {
     const off = on((events) => {
       if (!events) return review(true), load();
       const known = runsOf(place).map(({ eventId }) => eventId);
-      if (events.some((one) => one.agent === agent && one.instance === instance && !known.includes(one.eventId))) soon ||= setTimeout(() => (soon = 0, load()), SOON_MS);
+      if (!known.includes("") && events.some((one) => one.agent === agent && one.instance === instance && !known.includes(one.eventId))) soon ||= setTimeout(() => (soon = 0, load()), SOON_MS);
     });
     return () => (off(), clearTimeout(soon), show("", async () => {}));
   }, []);
-  useEffect(() => { if (sticks.current) log.current.scrollTop = log.current.scrollHeight; });
+  useEffect(stick);
   useKey("s", "Stop what the agent does", () => runs[0]?.eventId && runs[0].stop().catch(setWrong));
   const send = ({ text, files }) => {
     const run = new Run(agent, instance, text, files);
     sticks.current = true;
     setNotice("");
-    return run.follow().then(reload, (problem) => { if (!run.eventId) throw problem; setWrong(problem); });
+    return run.follow().catch((problem) => { if (!run.eventId) throw problem; setWrong(problem); });
   };
   const guarded = (what) => async () => {
     setWrong(null);
@@ -162,7 +163,6 @@ function Conversation({ agent, instance, reload }) {
   const fork = (said) => guarded(async () => {
     const { instance: key, message } = await change("fork", said);
     drafts.set(placeOf(agent, key), { text: message ?? (said ? "Go on." : ""), files: [] });
-    reload();
     location.hash = hash(agent, key);
   });
   const exported = guarded(async () => {
@@ -175,7 +175,7 @@ function Conversation({ agent, instance, reload }) {
       ${before !== null && html`<button onClick=${() => load(before)}>Earlier messages</button>`}
       ${turns.map((turn, index) => html`<${Turn} key=${turn.id || index} turn=${turn} trace=${byTurn.get(turn.id)} fork=${(step) => fork({ turn: turn.id, step })()}
         undo=${index === turns.length - 1 && turn.id && !runs.length ? undo(turn) : null} />`)}
-      ${runs.map((run) => html`<${Running} key=${run.eventId || run.text} run=${run} />`)}
+      ${runs.map((run) => html`<${Running} key=${run.key} run=${run} drawn=${stick} />`)}
       ${loaded && !turns.length && !runs.length && !problem && html`<p class="soft">Nothing was said yet.</p>`}
     </div><${Wrong} problem=${problem ?? wrong} /><${Composer} agent=${agent} instance=${instance} send=${send} notice=${notice} /></section>`;
 }
@@ -185,7 +185,11 @@ export default function Talk({ path: [agent, instance = "default"] }) {
     const [agents, instances] = await Promise.all([get("/api/v1/agents"), get("/api/v1/instances")]);
     return { agents, instances };
   }, []);
-  useEffect(() => on((events) => { if (!events || events.some(({ kind }) => kind === "event.accepted")) loaded.again(); }), []);
+  useEffect(() => {
+    let soon = 0;
+    const off = on((events) => { if (!events || events.some(({ kind }) => kind === "event.ended")) soon ||= setTimeout(() => (soon = 0, loaded.again()), LIST_MS); });
+    return () => (off(), clearTimeout(soon));
+  }, []);
   return html`<div class="talk ${agent ? "talk-chosen" : ""}"><${List} chosen=${agent && placeOf(agent, instance)} loaded=${loaded} />
-    ${agent ? html`<${Conversation} key=${placeOf(agent, instance)} agent=${agent} instance=${instance} reload=${loaded.again} />` : html`<p class="talk-one soft">Choose a conversation, or begin a new one.</p>`}</div>`;
+    ${agent ? html`<${Conversation} key=${placeOf(agent, instance)} agent=${agent} instance=${instance} />` : html`<p class="talk-one soft">Choose a conversation, or begin a new one.</p>`}</div>`;
 }

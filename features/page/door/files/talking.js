@@ -10,8 +10,8 @@ const AGAIN = new Set([0, 401, 408, 429, 502, 503, 504]);
 
 /** @type {Map<string, Run[]>} by conversation: those that work or wait, in their order */
 const runs = new Map();
-/** Counts up when something of a run has changed, once a frame at most. */
-export const beat = signal(0);
+/** Counts up when something of a run has changed, once a frame at most; and when runs come or go. */
+export const beat = signal(0), listed = signal(0);
 let shown = "", load = async () => {}, due = 0, wake = () => {}, awake = new Promise((resolve) => { wake = resolve; });
 
 export const placeOf = (agent, instance) => `${agent}/${instance}`;
@@ -23,6 +23,7 @@ const changed = () => { due ||= requestAnimationFrame(() => { due = 0, beat.valu
  * in words. `asks`: the ids of calls that a person has to allow. `lost`: the connection is. `answer`: its turn is over.
  */
 export class Run {
+  key = crypto.randomUUID();
   #last = "";
   #ending = new AbortController();
 
@@ -49,13 +50,11 @@ export class Run {
 
   /** Until the turn is over and in the conversation. Rejects with what the door says to a message that it does not take. */
   async follow() {
-    const key = crypto.randomUUID();
-    runs.set(this.place, [...runsOf(this.place), this]);
-    changed();
+    list(this.place, [...runsOf(this.place), this]);
     try {
       for (let wait = WAIT_MS; !this.answer; wait = Math.min(2 * wait, MOST_WAIT_MS)) {
         while (!this.#followed) await awake;
-        if (await this.#read(key)) wait = WAIT_MS / 2;
+        if (await this.#read()) wait = WAIT_MS / 2;
         if (this.answer || !this.#followed) continue;
         this.lost = !this.#ending.signal.aborted;
         changed();
@@ -64,17 +63,17 @@ export class Run {
       await load();
     } finally {
       this.#ending.abort();
-      runs.set(this.place, runsOf(this.place).filter((one) => one !== this));
+      list(this.place, runsOf(this.place).filter((one) => one !== this));
       review();
     }
   }
 
   /** Reads its stream, or sends it and reads the answer. @returns {Promise<boolean>} whether anything has come */
-  async #read(key) {
+  async #read() {
     this.#ending = new AbortController();
     const { signal } = this.#ending, headers = this.#last ? { "last-event-id": this.#last } : {};
     const { agent, instance, text } = this, files = this.files.map(({ data, name }) => ({ data, name }));
-    const sent = { method: "POST", body: { agent, instance, text, files }, headers: { "idempotency-key": key }, signal };
+    const sent = { method: "POST", body: { agent, instance, text, files }, headers: { "idempotency-key": this.key }, signal };
     let heard = false;
     try {
       for await (const { event, id, data } of this.eventId ? stream(this.#address("stream"), { headers, signal }) : stream("/api/v1/messages", sent)) {
@@ -132,7 +131,9 @@ export function show(place, loads) {
   review();
 }
 
-/** Those of a conversation that work or wait. To be read beside `beat`. @returns {Run[]} */
+const list = (place, all) => { runs.set(place, all), listed.value += 1; };
+
+/** Those of a conversation that work or wait. To be read beside `listed`. @returns {Run[]} */
 export const runsOf = (place) => runs.get(place) ?? [];
 
 /** The turns of others that run and are not known here. @returns {Run[]} */

@@ -14,7 +14,8 @@ from tests.features.page.browser import PHONE, Chromium, Site, site
 from tests.kernel_fixture import BUNDLE, wait_until
 from tests.process.model_servers import server
 
-pytestmark = pytest.mark.feature("edits")
+#: For tests of what only this feature answers.
+EDITS = pytest.mark.feature("edits")
 SECOND = """\
 ---
 apiVersion: goondan.ai/v1
@@ -126,6 +127,7 @@ def test_calls_are_shown_as_they_run_and_the_turn_is_stopped(page: Site, model: 
     assert page.ask("/api/v1/traces?agent=writer&instance=stops")["traces"][0]["finishReason"] == "cancelled"
 
 
+@EDITS
 def test_the_last_turn_is_taken_back_and_its_text_is_there_to_be_sent_again(page: Site) -> None:
     steps = """
     await open("main", "undo");
@@ -148,6 +150,7 @@ def test_the_last_turn_is_taken_back_and_its_text_is_there_to_be_sent_again(page
     assert said(page, "main", "undo")[0] == "first" and len(said(page, "main", "undo")) == 2
 
 
+@EDITS
 def test_a_conversation_goes_on_elsewhere_from_any_message_and_any_step(page: Site, model: str) -> None:
     steps = """
     await open("writer", "forked");
@@ -306,6 +309,60 @@ def test_a_stream_goes_on_at_its_last_id_after_a_lost_connection(page: Site, mod
     assert said(page, "writer", "lost") == ["one |wait|two |wait|three", "one two three"]
 
 
+def test_a_hidden_tab_lets_its_stream_go_and_takes_it_up_again(page: Site, model: str) -> None:
+    steps = """
+    const hide = (hidden) => page.evaluate((hidden) => {
+      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }, hidden);
+    const ended = new Promise((done) => page.once("requestfailed", done)), asked = [];
+    await open("writer", "hidden");
+    await say("one |wait|two");
+    await act();
+    await until("one", ".talk-said");
+    page.on("request", (request) => asked.push(request.url()));
+    await hide(true);
+    const gone = (await ended).url();
+    await go();
+    await it.settled(page);
+    const meanwhile = asked.filter((url) => url.includes("/stream"));
+    await hide(false);
+    await over(1);
+    return { gone, meanwhile, said: await all("innerText", ".talk-said") };
+    """
+    seen = do(page, steps, model)
+    assert seen["gone"].endswith("/api/v1/messages") and seen["meanwhile"] == []
+    assert [text.strip() for text in seen["said"]] == ["one two"]
+
+
+def test_what_is_said_is_not_drawn_anew_while_the_agent_speaks(page: Site, model: str) -> None:
+    page.ask("/api/v1/messages", {"text": "kept", "agent": "writer", "instance": "drawn"})
+    steps = """
+    await open("writer", "drawn");
+    await over(1);
+    await say("one |wait|again 50 x|wait|end");
+    await act();
+    await until("one", ".talk-said");
+    await page.evaluate(() => {
+      const real = String.prototype.replace;
+      window.drawn = 0;
+      String.prototype.replace = function (...how) {
+        window.drawn += String(this) === "kept";
+        return real.apply(this, how);
+      };
+    });
+    await go();
+    await until("x".repeat(50), ".talk-said");
+    const drawn = await page.evaluate(() => window.drawn);
+    await go();
+    await over(2);
+    return { drawn, after: await page.evaluate(() => window.drawn) };
+    """
+    seen = do(page, steps, model)
+    assert seen["drawn"] == 0
+    assert seen["after"] > 0, "drawn when the turn is over: it can be taken back no more"
+
+
 def test_what_others_ask_is_seen_and_a_conversation_that_was_left_is_taken_up_again(page: Site, model: str) -> None:
     steps = """
     await open("writer", "shared");
@@ -317,15 +374,19 @@ def test_what_others_ask_is_seen_and_a_conversation_that_was_left_is_taken_up_ag
     await page.waitForSelector(".talk-running");
     await go();
     await until("begun", ".talk-said");
+    const ended = new Promise((done) => page.once("requestfailed", done));
     await open("main", "other");
+    const gone = (await ended).url();
     await page.waitForFunction(() => !document.querySelector(".talk-running"));
     await open("writer", "shared");
     await until("begun", ".talk-said");
     await go();
     await over(1);
-    return (await all("innerText", ".talk-said"))[0];
+    return { gone, said: (await all("innerText", ".talk-said"))[0] };
     """
-    assert do(page, steps, model, token=page.token).strip() == "begun and ended"
+    seen = do(page, steps, model, token=page.token)
+    assert "/stream?" in seen["gone"], "who looks elsewhere needs the connection"
+    assert seen["said"].strip() == "begun and ended"
 
 
 def test_who_does_not_want_to_act_has_sent_nothing(page: Site) -> None:
@@ -360,6 +421,7 @@ def test_it_is_readable_on_a_phone_and_by_a_screen_reader(page: Site, dark: bool
     assert (seen["list"], seen["one"], seen["wide"], seen["shown"]) == ([], [], 360, False)
 
 
+@EDITS
 def test_who_only_looks_changes_nothing_and_what_cannot_be_changed_is_refused(page: Site) -> None:
     looks = page.ask("/page/api/session", {}, page.code())["token"]
     send = {"text": "hello", "agent": "main", "instance": "kept"}
