@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from statistics import median
@@ -46,44 +47,67 @@ class Door:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Connection]:
         """A connection of its own."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            yield Connection(reader, writer, self._token)
-        finally:
-            writer.close()
+        with socket.create_connection(("127.0.0.1", self._port)) as connected:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setblocking(False)
+            made = Connection(connected, self._token)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(connected, made.read)
+            try:
+                yield made
+            finally:
+                loop.remove_reader(connected)
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = head.partition(b"content-length:")[2].split(None, 1)
+    return bool(length) and len(body) == int(length[0])
 
 
 class Connection:
-    """One connection, for one request after another."""
+    """One connection, for one request after another. It reads its socket itself, as the link to the bus does: through
+    asyncio's streams an answer would come 0.08 ms later than through what is beside it.
+    """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, connected: socket.socket, token: str) -> None:
+        self._socket = connected
         self._head = (
-            f"POST /api/v1/messages HTTP/1.1\r\nhost: 127.0.0.1:{writer.get_extra_info('peername')[1]}\r\n"
+            f"POST /api/v1/messages HTTP/1.1\r\nhost: 127.0.0.1:{connected.getpeername()[1]}\r\n"
             f"authorization: Bearer {token}\r\ncontent-type: application/json\r\n"
         )
+        self._came = b""
+        self._is_there: Callable[[bytes], bool] = _is_whole
+        self._waiting: asyncio.Future[None] | None = None
 
-    async def send(self, body: Mapping[str, Any], more: str = "") -> bytes:
-        """Send a message. Returns the head of the answer."""
+    def read(self) -> None:
+        """Take what has come."""
+        self._came += self._socket.recv(1 << 16)
+        if self._waiting is None or self._waiting.done():
+            self._came = b""
+        elif not self._came.startswith(b"HTTP/1.1 200"):
+            self._waiting.set_exception(SystemExit(repr(self._came)))
+        elif self._is_there(self._came):
+            self._waiting.set_result(None)
+
+    async def send(self, body: Mapping[str, Any], is_there: Callable[[bytes], bool], more: str = "") -> None:
+        """Send a message, and wait until its answer is there."""
         data = json.dumps(body).encode()
-        self._writer.write(f"{self._head}{more}content-length: {len(data)}\r\n\r\n".encode() + data)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise SystemExit(repr(head + await self._reader.read(1000)))
-        return head
+        self._came, self._is_there = b"", is_there
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._socket.sendall(f"{self._head}{more}content-length: {len(data)}\r\n\r\n".encode() + data)
+        await self._waiting
 
     async def ask(self, instance: str) -> float:
         """One message with its answer. Returns how long it took (seconds)."""
         begun = time.perf_counter()
-        head = await self.send({"text": TEXT, "agent": "main", "instance": instance})
-        length = int(head.lower().partition(b"content-length:")[2].split()[0])
-        await self._reader.readexactly(length)
+        await self.send({"text": TEXT, "agent": "main", "instance": instance}, _is_whole)
         return time.perf_counter() - begun
 
     async def stream(self, instance: str) -> None:
         """Open a stream, and read its first event."""
-        await self.send({"text": TEXT, "instance": instance}, "accept: text/event-stream\r\n")
-        await self._reader.readuntil(b"event: accepted")
+        sent = {"text": TEXT, "instance": instance}
+        await self.send(sent, lambda came: b"event: accepted" in came, "accept: text/event-stream\r\n")
 
 
 @contextmanager

@@ -211,7 +211,7 @@ class _Exchange:
         self._send = send
         self._connection: Connection = scope["state"][CONNECTION]
         self._cycle: Any = send.__self__  # type: ignore[attr-defined]
-        self._began = time.time(), time.monotonic()
+        self._began = time.monotonic()
         #: What its head says, when it was let in.
         self.head: Head | None = None
         #: Its answer is a stream of events.
@@ -220,7 +220,6 @@ class _Exchange:
         self._most = 0  # how large the body may be
         self._held = 0  # how much of it has come
         self._whole = False
-        self._until = asyncio.get_running_loop().time() + gate.bounds.body_s
         self._status = 0
         self._start: Message | None = None  # the head of an answer that leaves with its body
         self._sent = 0
@@ -244,6 +243,7 @@ class _Exchange:
                 connection.transport.close()  # without the last chunk: the stream is not whole
             else:
                 connection.transport.abort()  # its client has gone, or its token, or the door ends
+                self._cycle.disconnected = True  # uvicorn says so of the last request of a packet alone
         finally:
             self._gate.bodies -= self._held
             if self._gate.log is not None:
@@ -273,14 +273,17 @@ class _Exchange:
     async def _body(self) -> Message:
         if self._whole:
             return await self._receive()
-        if self._cycle.more_body:  # what is here needs no timer
+        cycle, body_s = self._cycle, self._gate.bounds.body_s
+        if cycle.more_body:
             try:
-                async with asyncio.timeout_at(self._until):
+                async with asyncio.timeout(self._began + body_s - time.monotonic()):
                     message = await self._receive()
             except TimeoutError:
-                raise refused(408, f"the body did not come within {self._gate.bounds.body_s:g} s") from None
-        else:
-            message = await self._receive()
+                raise refused(408, f"the body did not come within {body_s:g} s") from None
+        else:  # what is here needs neither a timer nor an event
+            message, cycle.body = {"type": "http.request", "body": bytes(cycle.body), "more_body": False}, b""
+            cycle.message_event.clear()
+            self._connection.flow.resume_reading()
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
         if self._held + size > self._most:
@@ -328,7 +331,8 @@ class _Exchange:
 
     def _line(self) -> dict[str, Any]:
         """What the log says. It has nothing that a caller has chosen: no path, no query, no content."""
-        (at, began), name = self._began, None if self.head is None else self.head.caller.name
-        told = {"time": round(at, 3), "token": name, "method": self._scope["method"][:16]}
-        took = {"status": self._status, "ms": round((time.monotonic() - began) * 1000, 1)}
-        return {**told, "way": getattr(self._way, "path", None), **took, "bytesIn": self._held, "bytesOut": self._sent}
+        took = time.monotonic() - self._began
+        name = None if self.head is None else self.head.caller.name
+        told = {"time": round(time.time() - took, 3), "token": name, "method": self._scope["method"][:16]}
+        told |= {"way": getattr(self._way, "path", None), "status": self._status, "ms": round(took * 1000, 1)}
+        return told | {"bytesIn": self._held, "bytesOut": self._sent}

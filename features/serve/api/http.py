@@ -267,22 +267,10 @@ class HttpService:
         self._listening = listening
         bounds = _within_descriptors(bounds)
         protocol: Any = partial(Connection, Room(bounds))
-        self._uvicorn = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=protocol,
-                interface="asgi3",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=bounds.idle_s,
-                timeout_graceful_shutdown=bounds.goodbye_s,
-            )
-        )
+        spoken: dict[str, Any] = {"http": protocol, "interface": "asgi3", "ws": "none", "lifespan": "off"}
+        unsaid: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "date_header", "proxy_headers"), False)
+        times: dict[str, Any] = {"timeout_keep_alive": bounds.idle_s, "timeout_graceful_shutdown": bounds.goodbye_s}
+        self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_config=None, **spoken, **unsaid, **times))
         # Signals are the command's.
         self._uvicorn.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 

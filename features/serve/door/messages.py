@@ -201,12 +201,8 @@ def answer_of(event_id: str, answer: frames.Answer) -> Any:
     """The answer of a turn; of one that failed, its problem."""
     if answer.error is None:
         return answer_document(event_id, answer, reasoning=True)
-    ended: dict[str, Any] = {
-        "turn_id": answer.turn_id,
-        "trace_id": answer.trace_id,
-        "finish_reason": answer.finish_reason,
-    }
-    return problem(GoondanError(answer.error), event_id=event_id, **ended)
+    ended: dict[str, Any] = {"event_id": event_id, "turn_id": answer.turn_id, "trace_id": answer.trace_id}
+    return problem(GoondanError(answer.error), finish_reason=answer.finish_reason, **ended)
 
 
 async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Message:

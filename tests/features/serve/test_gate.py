@@ -72,6 +72,12 @@ async def large(request: Request) -> Response:
     return PlainTextResponse("x" * int(request.query_params["bytes"]))
 
 
+async def wrong(request: Request) -> Response:
+    if "length" in request.query_params:
+        return Response("four", headers={"content-length": request.query_params["length"]})
+    return Response("four", headers={"x-said": request.query_params["said"]})
+
+
 async def fails(request: Request) -> Response:
     match request.path_params["how"]:
         case "code":
@@ -107,6 +113,7 @@ WAYS = [
     Way("/short", short, role="look"),
     Way("/large", large, role="look"),
     Way("/deaf", deaf, ("POST",), role="look"),
+    Way("/wrong", wrong, role="look"),
     Way("/fails/{how}", fails, role="look"),
     Way("/named/{name}", named, role="look"),
     Way("/named/{name}/end", deaf, role="look"),
@@ -131,6 +138,71 @@ def test_a_name_in_a_path_may_have_a_slash_and_no_other_way_is_found_by_it(door:
     assert door.asks(door.head("/named/a%2Fb/end")).endswith(b"no matter what")
     assert status(door.asks(door.head("/named/a/b"))) == 404
     assert status(door.asks(door.head("/named/a%00b"))) == 400
+
+
+class _Counted:
+    """A transport that notes what is written."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.written: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self.written.append(bytes(data))
+        self._transport.write(data)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_answer_that_is_whole_is_written_at_once(door: InProcess, method: str) -> None:
+    counted: list[_Counted] = []
+
+    def count() -> None:
+        for connection in door.connections:
+            counted.append(_Counted(connection.transport))
+            connection.transport = counted[-1]
+
+    head = door.head("/large?bytes=5000", method)
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+        stream.sendall(head[:20])
+        while not door.connections:
+            time.sleep(0.001)
+        door.call(count)
+        stream.sendall(head[20:])
+        came = b""
+        while chunk := stream.recv(1 << 16):
+            came += chunk
+    if method == "GET":
+        assert status(came) == 200
+        assert came.endswith(b"\r\n\r\n" + b"x" * 5000)
+        assert [one.written for one in counted if one.written] == [[came]]
+    else:
+        assert status(came) == 405
+        assert came.endswith(b"\r\n\r\n"), "an answer to HEAD has no body"
+
+
+def test_answers_that_nobody_reads_wait_with_their_requests(door: InProcess) -> None:
+    LOG.clear()
+    each = door.head("/large?bytes=4000000").replace(b"Connection: close\r\n", b"")
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as stream:
+        stream.sendall(each * 30)
+        until = time.monotonic() + 20
+        while not LOG or door.connections:  # it is cut off in the end
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert 0 < len(LOG) < 10, "else 120 MB would wait"
+
+
+@pytest.mark.parametrize("query", ["said=a%0d%0aset-cookie:%20b", "said=a%0dset-cookie:%20b", "length=3", "length=5"])
+def test_an_answer_that_is_wrong_is_none(door: InProcess, query: str) -> None:
+    """A header of two lines, and a length that is not the body's: another request's answer would begin there."""
+    both = door.head(f"/wrong?{query}").replace(b"Connection: close\r\n", b"") + door.head("/look")
+    answer = door.asks(both)
+    assert b"set-cookie" not in answer
+    assert b"watcher" not in answer
+    assert b"owner" not in answer, "what comes behind it is not answered"
 
 
 def problem_of(answer: bytes) -> dict[str, Any]:
