@@ -13,8 +13,11 @@ const MOST = 100, FEW = 20;
 /** The turns whose mean tells how long one takes. */
 const LAST = 5;
 
+/** How long a button waits for a second press (ms). */
+const SURE_MS = 5000;
+
 /** How long something has lasted, in whole seconds: it is drawn anew each second. */
-const lasted = (ms) => ago(0, Math.max(0, ms)).replace(/^now$|^0 s ago$/, "0 s").replace(" ago", "");
+const lasted = (ms) => ago(0, Math.max(0, ms)).replace("now", "0 s").replace(" ago", "");
 const who = (row) => `${row.agent}/${row.instanceKey}`;
 const talkTo = (row) => `#/talk/${encodeURIComponent(row.agent)}/${encodeURIComponent(row.instanceKey)}`;
 
@@ -43,10 +46,14 @@ function useDoings() {
   return doings;
 }
 
-/** Something that a person may do here. `done` hears the answer. */
-function Do({ path, body, label, title, done, children }) {
+/** Something that a person may do here. `done` hears the answer. `sure`: what the button asks before it cannot be undone. */
+function Do({ path, body, label, title, done, sure, children }) {
   const [state, set] = useState({});
   const act = async () => {
+    if (sure && !state.asked) {
+      setTimeout(() => set((old) => (old.asked ? {} : old)), SURE_MS);
+      return set({ asked: true });
+    }
     set({ busy: true });
     try {
       const answer = await post(path, body);
@@ -57,7 +64,7 @@ function Do({ path, body, label, title, done, children }) {
     }
     soon();
   };
-  return html`<button disabled=${state.busy} aria-label=${label} title=${title} onClick=${act}>${state.busy ? "…" : children}</button>
+  return html`<button disabled=${state.busy} aria-label=${label} title=${title} onClick=${act}>${state.busy ? "…" : state.asked ? sure : children}</button>
     <${Wrong} problem=${state.problem} />`;
 }
 
@@ -75,7 +82,7 @@ function Part({ title, head, rows, most = MOST, none, row }) {
 function Health() {
   const found = wrong.value, { at, waits } = seen.value;
   if (!at) return html`<p class="soft" role="status">Asking…</p>`;
-  if (!found.length) return html`<p class="now-well good" role="status">All is well. ${waits ? `${count(waits.turns.length)} at work, ${count(waits.waits.length)} wait.` : ""}</p>`;
+  if (!found.length) return html`<p class="now-well good" role="status">All is well. ${waits?.turns ? `${count(waits.turns.length)} at work, ${count(waits.waits.length)} wait.` : ""}</p>`;
   return found.length > 1 && html`<ul class="now-wrong" aria-label="What else is wrong">${found.slice(1, FEW).map((one) => html`<li key=${one.text}>
     <b>${visible(one.text)}</b>: <a href=${one.href}>${visible(one.todo)}</a></li>`)}</ul>`;
 }
@@ -83,12 +90,11 @@ function Health() {
 /** Turns that run, each with what it waits for. */
 function Work({ clock }) {
   const { waits, at } = seen.value, doings = useDoings(), late = clock - at;
-  const turns = (waits?.turns ?? []).map((turn) => ({ ...turn, waits: waits.waits.filter((row) => row.eventId === turn.eventId && row.kind !== "turn") }));
-  return html`<${Part} title="At work" none="No turn runs." head=${["Who", "For", "Step", "Does or waits for", ""]} rows=${turns} row=${(turn) => {
-    const heard = doings.get(turn.eventId);
+  return html`<${Part} title="At work" none="No turn runs." head=${["Who", "For", "Step", "Does or waits for", ""]} rows=${waits?.turns} row=${(turn) => {
+    const heard = doings.get(turn.eventId), own = waits.waits.filter((row) => row.eventId === turn.eventId && row.kind !== "turn");
     return html`<tr key=${turn.eventId}><th scope="row"><a href=${runOf(turn.eventId)}>${visible(who(turn))}</a></th>
       <td>${lasted(turn.forMs + late)}</td><td class="number">${Math.max(turn.step, heard?.step ?? 0) || "–"}</td>
-      <td>${turn.waits.length ? turn.waits.map((row) => html`<div class="now-waits" key=${row.kind + row.targetEventId}>waits for
+      <td>${own.length ? own.map((row) => html`<div class="now-waits" key=${row.kind + row.targetEventId}>waits for
           ${row.kind === "answer" ? html` the answer of <a href=${runOf(row.targetEventId)}>${visible(`${row.target}/${row.targetKey}`)}</a>`
     : row.kind === "approval" ? html` <a href=${`#/inbox/${encodeURIComponent(row.items[0])}`}>${visible(waitsFor(row))}</a>` : ` ${visible(waitsFor(row))}`}
           <small> for ${lasted(row.forMs + late)}</small></div>`) : visible(heard?.text ?? "works")}</td>
@@ -103,14 +109,15 @@ function Persons({ clock }) {
     <td>${item.kind === "question" ? "an answer to" : "a yes or no to"} <a href=${`#/inbox/${encodeURIComponent(item.code)}`}>${visible(item.tool)}</a></td></tr>`} />`;
 }
 
-/** How long so many messages will take an instance, from how long its last turns took. */
+/** How long so many messages will take an instance, from how long its last turns took: those are asked for again when
+ * the messages have doubled or halved. How long the turn that runs will take is not known. */
 function Clears({ row }) {
   const query = { agent: row.agent, instance: row.instanceKey, state: "completed", limit: LAST };
-  const { value } = useLoaded(() => get("/api/v1/traces", query), [row.agent, row.instanceKey, row.messages]);
+  const { value } = useLoaded(() => get("/api/v1/traces", query), [row.agent, row.instanceKey, Math.floor(Math.log2(row.messages))]);
   const took = (value?.traces ?? []).map((turn) => turn.durationMs).filter((ms) => ms != null);
   if (!took.length) return html`<span class="soft">${value ? "no turn of it has ended yet" : "…"}</span>`;
   const mean = took.reduce((sum, ms) => sum + ms, 0) / took.length;
-  return html`about ${duration(mean * row.messages)} <small>${count(row.messages)} × ${duration(mean)}, the mean of its last ${took.length}</small>`;
+  return html`${row.kind === "turn" && "after its turn "}about ${duration(mean * row.messages)} <small>${count(row.messages)} × ${duration(mean)}, the mean of its last ${took.length}</small>`;
 }
 
 /** Messages that wait for their instance. */
@@ -137,7 +144,7 @@ function Dead({ clock }) {
     row=${(row) => html`<tr key=${row.eventId}><th scope="row"><a href=${runOf(row.eventId)}>${visible(who(row))}</a></th><td>${ago(row.endedMs, clock)}</td>
       <td>${visible(row.cause)}<${Letter} id=${row.eventId} /></td>
       <td class="now-acts"><${Do} path=${path(row, "requeue")} label=${`Send again to ${visible(who(row))}`} done=${(answer) => setAgain(answer.newEventId)}>Send again<//>
-        <${Do} path=${path(row, "drop")} label=${`Drop the message to ${visible(who(row))}`}>Drop<//></td></tr>`} />`;
+        <${Do} path=${path(row, "drop")} sure="Drop it for good" label=${`Drop the message to ${visible(who(row))}`}>Drop<//></td></tr>`} />`;
 }
 
 function Budgets() {

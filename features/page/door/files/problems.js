@@ -71,7 +71,8 @@ function* ofServers({ status }) {
 
 function* ofWork({ dead, budgets, processes, at }) {
   const letters = dead?.events ?? [], all = letters.length + (dead?.more ?? 0);
-  if (all) yield [all === 1 ? `A message to ${who(letters[0])} was given up: ${letters[0].cause}` : `${count(all)} messages were given up`, "send them again, or drop them"];
+  if (all === 1) yield [`A message to ${who(letters[0])} was given up: ${letters[0].cause}`, "send it again, or drop it"];
+  else if (all) yield [`${count(all)} messages were given up`, "send them again, or drop them"];
   for (const tree of budgets?.trees ?? []) {
     for (const budget of tree.endedMs === null || at - tree.endedMs < RECENT_MS ? tree.budgets : []) {
       const over = spent(budget).map((name) => `${count(budget.limits[name])} ${name}`).join(", ");

@@ -95,6 +95,8 @@ def test_a_message_leads_to_its_run_and_times_are_chosen(page: Site) -> None:
         await go("by=tree&since=30d");
         await rows(4);
         const trees = await table();
+        await page.keyboard.press("m");
+        await rows(2);
         await page.keyboard.press("d");
         await until(`document.querySelector(".cost th").innerText.startsWith("Day")`);
         const days = await table(), url = page.url();

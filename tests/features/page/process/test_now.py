@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -91,6 +92,7 @@ def test_who_waits_for_whom_what_waits_and_how_long_it_will_take_and_a_turn_is_s
     assert "waits for the answer of clerk/default" in seen["work"]
     assert "waits for wait__seconds" in seen["work"]
     assert all(link.startswith("#/run/") for link in seen["links"])
+    assert "after its turn about " in seen["backlog"]
     assert "the mean of its last 1" in seen["backlog"]
     assert "the turn before" in seen["backlog"]
     assert "All is well. 2 at work, 3 wait." in seen["before"]
@@ -111,6 +113,8 @@ def test_a_dead_letter_says_what_it_asked_and_is_sent_again_from_the_page(page: 
             await page.click('section[aria-label="Messages that were given up"] summary');
             await shows("hello?");
             const letter = await text("Messages that were given up");
+            await page.click('button[aria-label="Drop the message to lost/default"]');
+            await shows("Drop it for good");
             await press("Send again to lost/default");
             await lacks("Messages that were given up");
             await shows("It waits again");
@@ -122,7 +126,7 @@ def test_a_dead_letter_says_what_it_asked_and_is_sent_again_from_the_page(page: 
         )
         end_all(page)
     assert seen["line"].startswith("A message to lost/default was given up: E_MODEL_FAILED")
-    assert "send them again, or drop them" in seen["line"]
+    assert "send it again, or drop it" in seen["line"]
     assert "E_MODEL_FAILED" in seen["letter"]
     assert seen["again"] == "#/run/m1~requeued"
     assert page.ask("/api/v1/dead-letters")["events"] == []
@@ -261,3 +265,28 @@ def test_what_is_seldom_is_drawn_too(page: Site) -> None:
     assert "boss/k" in seen["servers"]
     assert "2.0 MiB" in seen["servers"]
     assert "at most 2 at once" in seen["learned"]
+
+
+def test_a_kernel_that_stops_and_one_that_comes_are_noticed(page: Site) -> None:
+    seen = page.see(
+        STEPS
+        + """
+        await shows("supervisor");
+        const { spawnSync } = await import("node:child_process");
+        const { program: [program, ...before], env, cwd } = it.args;
+        const gdn = (...words) => spawnSync(program, [...before, ...words], { env, cwd }).status;
+        const stopped = gdn("stop");
+        await until(() => document.querySelector(".trouble")?.innerText.startsWith("No kernel runs the bundle"));
+        const gone = await it.text(page);
+        const started = gdn("run", "--detach");
+        await shows("supervisor");
+        return { stopped, started, gone, back: await it.text(page) };
+        """,
+        program=[sys.executable, "-I", "-m", "goondan.kernel.cli"],
+        env=page.kernel.env,
+        cwd=str(page.kernel.home),
+    )
+    assert (seen["stopped"], seen["started"]) == (0, 0)
+    assert "start it with: gdn run" in seen["gone"]
+    assert "No process runs." in seen["gone"]
+    assert "No kernel runs" not in seen["back"]
