@@ -3,7 +3,9 @@
 The tab does one thing after the other as it is told: it opens the page, leaves it, goes to a view, says how much memory
 it and its worker hold after a collection. Meanwhile the benchmark goes on.
 
-Source: docs/decisions/176; tests/features/page/driver.mjs.
+A tree without the page has the benchmarks all the same, and no tab. So its fixture is imported by its name.
+
+Source: docs/decisions/176.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from importlib import import_module
+from typing import Any, Final
 
 import pytest
 
 from bench.programs import line, program
 from bench.swarm import Swarm
-from tests.features.page.browser import WIDE, Chromium, Site
 
 #: What the tab can do. Each answers with a value.
 STEPS: Final = """
@@ -51,12 +53,12 @@ for (;;) {
 class Tab:
     """The tab. Nothing is open at first."""
 
-    def __init__(self, site: Site, door: int, chromium: Chromium) -> None:
-        """`door`: its pid."""
+    def __init__(self, site: Any, door: int, chromium: Any, size: tuple[int, int]) -> None:
+        """`site` and `chromium` are the fixture's, `door` is the pid of its door, `size` is in pixels."""
         self.site = site
         self.door = door
         self._chromium = chromium
-        chromium.tell({"address": "about:", "route": "blank", "steps": STEPS, "size": WIDE, "dark": False, "args": {}})
+        chromium.tell({"address": "about:", "route": "blank", "steps": STEPS, "size": size, "dark": False, "args": {}})
 
     def does(self, what: str, value: Any = None) -> Any:
         """One thing of STEPS, and what it says. Raises SystemExit when it fails."""
@@ -80,14 +82,16 @@ class Tab:
 def tab(made: Swarm) -> Iterator[Tab | None]:
     """A tab on the page of a swarm that runs; None where no browser can be had."""
     try:
-        chromium = Chromium()
-    except pytest.skip.Exception as missing:
+        browser = import_module("tests.features.page.browser")
+        chromium = browser.Chromium()
+    except (ImportError, pytest.skip.Exception) as missing:
         print(f"no page beside it: {missing}", flush=True)
         yield None
         return
     try:
         serve = [*Swarm.gdn(), "serve", "--port", "0", "--json", "--bundle", str(made.bundle)]
         with program(*serve) as process:
-            yield Tab(Site(cast(Any, made), json.loads(line(process)), chromium), process.pid, chromium)
+            site = browser.Site(made, json.loads(line(process)), chromium)
+            yield Tab(site, process.pid, chromium, browser.WIDE)
     finally:
         chromium.close()

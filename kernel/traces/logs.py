@@ -25,7 +25,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import BinaryIO, Final
 
 import msgspec
@@ -301,6 +301,19 @@ def log_files(folder: str, wanted: str | None) -> dict[str, str]:
             if role is not None and is_wanted(role, wanted):
                 found[role] = os.path.join(folder, role + SUFFIX)
     return found
+
+
+def of_instance(folder: str, agent: str, instance: str, count: int) -> list[LogLine]:
+    """What the processes of an agent have written, and the tools of one of its instances, by time; of the last `count`
+    lines of each log.
+    """
+    found, own = list[list[LogLine]](), f"{AGENT}-{agent}"
+    for role in (own, "toolhost"):
+        with closing(Log(role, f"{folder}/{role}{SUFFIX}")) as log:
+            found.append(log.tail(count))
+    # A line of a tool begins with the tool's name and whose it is (`_words`); what comes behind is the tool's own.
+    whose = f"{agent}/{instance}): "
+    return [line for line in merge(found) if line.role == own or line.text.partition(" (")[2].startswith(whose)]
 
 
 def last_lines(data: BinaryIO, count: int) -> list[bytes]:

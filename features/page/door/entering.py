@@ -33,9 +33,8 @@ class Entering:
 
     async def code(self, asked: Asked) -> dict[str, Any]:
         """A code."""
-        code = self._passes.make_code(
-            asked.body.kind, asked.caller, asked.head.digest, os.urandom(12), time.monotonic()
-        )
+        now, maker = time.monotonic(), asked.head.digest
+        code = self._passes.make_code(asked.body.kind, asked.caller, maker, os.urandom(12), now)
         return {"code": code, "seconds": int(CODE_S)}
 
     async def session(self, asked: Asked) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from bisect import bisect_left
-from contextlib import closing
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
@@ -110,18 +109,9 @@ async def lines(asked: Asked) -> list[dict[str, Any]]:
 
 
 def _lines(state_dir: str, wanted: Lines) -> list[dict[str, Any]]:
-    own, whose = f"agent-{wanted.agent}", f"{wanted.agent}/{wanted.instance}): "
-    read = []
-    for role in (own, "toolhost"):
-        with closing(logs.Log(role, f"{state_dir}/logs/{role}.log")) as log:
-            read.append(log.tail(MAX_LOOKED))
-    return [
-        {"at": line.time * 1000, "role": line.role, "level": line.level, "text": line.text}
-        for line in logs.merge(read)
-        if wanted.since <= line.time * 1000 <= wanted.until
-        # A line of a tool begins with the tool's name and whose it is, as the tool host says.
-        and (line.role == own or line.text.partition(" (")[2].startswith(whose))
-    ][:MAX_LINES]
+    own = logs.of_instance(f"{state_dir}/logs", wanted.agent, wanted.instance, MAX_LOOKED)
+    read = [line for line in own if wanted.since <= line.time * 1000 <= wanted.until][:MAX_LINES]
+    return [{"at": line.time * 1000, "role": line.role, "level": line.level, "text": line.text} for line in read]
 
 
 async def export(asked: Asked) -> dict[str, Any]:
