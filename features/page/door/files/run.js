@@ -108,7 +108,7 @@ function Bar({ row, scale, view }) {
     const words = [duration(row.to - row.from), tokens(used), money(used?.costs)].filter(Boolean).join(" · ");
     const end = last ? last.left + last.width : 0;
     const over = end >= 60 && first.left <= 40; // there is no room beside the bar
-    const place = over ? { left: 0 } : end < 60 ? { left: `${end}%` } : { right: `${100 - first.left}%` };
+    const place = over ? { left: `${first.left}%` } : end < 60 ? { left: `${end}%` } : { right: `${100 - first.left}%` };
     return html`<span class="run-bar run-${row.kind} ${over ? "run-over" : ""}">${bars.map(({ kind, left, width }) => html`<i class="run-${kind}" key=${left}
       style=${{ left: `${left}%`, width: `${width}%` }}></i>`)}<small style=${place}>${words}</small></span>`;
   }, [row, scale, ...view]);
