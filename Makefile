@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-page test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench bench-peers bench-page soak pins requirements size without clean
+.PHONY: help setup run test test-page test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench bench-peers bench-page page-shots soak pins requirements size without clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -22,6 +22,7 @@ help:
 	@echo "make bench         benchmarks beside their baselines   ARGS=\"--record\" keeps the figures for docs/performance.md"
 	@echo "make bench-peers   installs AutoGen's runtime, NATS's server and the sandbox runner, and measures beside them"
 	@echo "make bench-page    the figures and plots of docs/performance.md and the READMEs, from bench/results.json"
+	@echo "make page-shots    the pictures of docs/page.md, from the recorded example in a real Chromium"
 	@echo "make soak          half an hour of mixed load and kills, then three times too much   ARGS=\"--minutes 5\""
 	@echo "make requirements  which requirements have a test  UPDATE=1 to record the covered ones"
 	@echo "make size          how large everything is: lines of code, modules, imports, words of documents"
@@ -103,6 +104,10 @@ bench-peers:
 bench-page:
 	@scripts/setup bench
 	@exec .venv/bin/python -I -m bench.page $(ARGS)
+
+page-shots:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.page_shots
 
 conformance:
 	@scripts/setup dev
