@@ -10,7 +10,7 @@ import { visible, Wrong } from "./text.js";
 import { Rows } from "./virtual.js";
 import { html, useEffect, useLoaded, useMemo, useRef, useState } from "./view.js";
 
-const PAGE = 50, MAX_FILES = 16, MAX_BYTES = 20 << 20;
+const PAGE = 50, TRACES = 20, MAX_FILES = 16, MAX_BYTES = 20 << 20;
 const KINDS = ["image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"];
 /** So long after something was heard of a turn of others it is looked for; and after the end of one, the list (ms). */
 const SOON_MS = 200, LIST_MS = 1000;
@@ -44,7 +44,7 @@ function useConversation(agent, instance) {
   const load = async (before) => {
     const mine = ++last.current, path = `/api/v1/agents/${encodeURIComponent(agent)}/conversation`;
     try {
-      const [page, { traces }] = await Promise.all([get(path, { instance, before, limit: PAGE }), get("/api/v1/traces", { agent, instance, limit: PAGE })]);
+      const [page, { traces }] = await Promise.all([get(path, { instance, before, limit: PAGE }), get("/api/v1/traces", { agent, instance, limit: TRACES })]);
       if (mine !== last.current) return;
       setState((old) => {
         const at = page.messages.length ? old.messages.findIndex(({ id }) => id === page.messages[0].id) : -1;

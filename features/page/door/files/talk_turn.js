@@ -85,7 +85,7 @@ function Call({ name, args, line, state = "no result", progress, result, files =
   const [open, setOpen] = useState(false);
   const good = state === "done" || state === "works", value = result && (result.status === "ok" ? result.output : result.error);
   return html`<details class="talk-call" onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary><b class="mono">${visible(name)}</b> <span class=${good ? "soft" : "bad"}>${visible(state)}</span>
+    <summary><b class="mono">${visible(name)}</b> <span class=${good ? "soft" : "bad"}>${visible(state).slice(0, 80)}</span>
       ${progress && html` <span class="soft">${visible(progress).slice(0, 200)}</span>`} <span class="soft mono">${visible(line ?? JSON.stringify(args) ?? "").slice(0, 300)}</span></summary>
     ${open && html`${args !== undefined && html`<h3>Arguments</h3><${Json} value=${args} />`}
       ${value !== undefined && html`<h3>${result.status === "ok" ? "Result" : "Error"}</h3><${Json} value=${value} />`}
