@@ -35,6 +35,7 @@ function types(target) {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey || event.isComposing || event.defaultPrevented) return;
   if (types(event.target) || document.querySelector("dialog[open]")) return;
+  if (event.key === "Enter" && event.target instanceof Element && event.target.closest("a, button, summary")) return;
   const found = keys.value.get(event.key);
   if (!found) return;
   event.preventDefault();

@@ -15,8 +15,7 @@ const LOAD_MS = 500, SHARE = 5;
 /** How often bars of what is open grow (ms), in a run of at most so many rows. */
 const GROW_MS = 1000, GROWS = 5000;
 /** The bars are laid out on so many places, of which one is the narrowest. */
-const WIDTH = 1000;
-const HEIGHT = 26;
+const WIDTH = 1000, HEIGHT = 26;
 /** How much of a text that streams stands in its row (characters); all of it stands beside its span. */
 const TAIL = 120, MOST_TEXT = 1 << 18;
 const SIGNS = { turn: "◆", step: "▫", model: "✦", try: "↻", tool: "⚙" };
@@ -24,10 +23,10 @@ const MARKS = 5, DEEP = 14;
 
 /** The texts that stream, by event and step. When a step is over, its text is in the conversation. */
 function heard(texts, events) {
-  for (const { kind, eventId, step, text, again } of events) {
+  for (const { kind, eventId, step, text, place, again } of events) {
     const key = `${eventId}/${step}`;
     if (again || kind === "step.completed" || kind === "step.failed") texts.delete(key);
-    if (kind === "text" && text) texts.set(key, ((texts.get(key) ?? "") + text).slice(-MOST_TEXT));
+    if (kind === "text" && text) texts.set(key, ((texts.get(key) ?? (place ? "…" : "")) + text).slice(-MOST_TEXT));
   }
 }
 
@@ -129,6 +128,7 @@ function Legend({ rows }) {
 }
 
 function Head({ found, rows }) {
+  const [problem, setProblem] = useState(null);
   const first = found.turnId ? found : (found.turns?.[0] ?? {}), { total } = found;
   const open = found.status === "running", from = rows[0]?.from ?? 0, to = rows[0]?.to ?? 0;
   const told = [duration(found.durationMs ?? to - from), total?.turns > 1 && `${count(total.turns)} turns of ${total.agents.join(", ")}`, tokens(total), money(total?.costs)];
@@ -136,11 +136,11 @@ function Head({ found, rows }) {
     <p><${State} status=${found.status} code=${found.error?.code} /> ${visible(told.filter(Boolean).join(" · "))}
     ${found.leftOut > 0 && html` <b class="warn">${count(found.leftOut)} more turns are not shown</b>`}
     ${found.turnId && found.parentSpanId && html` <a href=${`#/run/${found.traceId}`}>The whole run</a>`}
-    ${open && html` <button onClick=${() => stop(first)}>Stop</button>`}</p><${Legend} rows=${rows} /></div>`;
+    ${open && html` <button onClick=${() => stop(first).catch(setProblem)}>Stop</button>`}</p><${Wrong} problem=${problem} /><${Legend} rows=${rows} /></div>`;
 }
 
 const stop = ({ eventId, agent, instanceKey }) =>
-  post(`/api/v1/messages/${encodeURIComponent(eventId)}/cancel?${new URLSearchParams({ agent, instance: instanceKey })}`).catch(() => {});
+  post(`/api/v1/messages/${encodeURIComponent(eventId)}/cancel?${new URLSearchParams({ agent, instance: instanceKey })}`);
 
 /** The rows of what was found, those that are shown, and the scale of their bars. */
 function useRows(found, now, folded, words) {
@@ -166,10 +166,15 @@ function useAnchor(box, rows, shown, follow, go) {
   top.current = rows[shown[box.current?.first ?? 0]]?.id;
 }
 
-export default function Run({ path: [id = "", , span], query }) {
+/** What was folded, searched and zoomed belongs to one run. */
+export default function Run({ path: [id = "", , span] }) {
+  return html`<${One} key=${id} id=${id} span=${span} />`;
+}
+
+function One({ id, span }) {
   const [paused, setPaused] = useState(false), [follow, setFollow] = useState(false);
   const [folded, setFolded] = useState(new Set()), [zoom, setZoom] = useState(null);
-  const [words, setWords] = useState(query.find ?? ""), [chosen, setChosen] = useState(span);
+  const [words, setWords] = useState(""), [chosen, setChosen] = useState(span);
   const { found, problem, now, news, texts, grow } = useRun(id, paused);
   const { rows, scale, shown } = useRows(found, now, folded, words);
   const box = useRef(null), search = useRef(null);

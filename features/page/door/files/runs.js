@@ -25,10 +25,7 @@ const BEGUN = new Set(["event.accepted", "turn.started"]), ENDED = new Set(["tur
 
 /** Runs as far as they are looked at: rows of the index, or the turns that a filter lets pass. */
 class Listing {
-  rows = [];
-  total = 0;
-  changed = signal(0);
-  problem = null;
+  rows = []; total = 0; loaded = false; problem = null; changed = signal(0);
   /** Where the next page begins; null: there is none. */
   #before;
   #busy = false;
@@ -53,6 +50,7 @@ class Listing {
       this.rows = this.rows.concat(rows);
       this.#before = before;
       this.total = total;
+      this.loaded = true;
     } catch (problem) {
       this.problem = problem;
     }
@@ -73,9 +71,13 @@ class Listing {
     return { rows, before: page.before, total: this.rows.length + rows.length };
   }
 
-  /** Look for new ones. Returns how many there are above the others. */
+  /** Look for new ones. Returns how many there are above the others; undefined: it is to be asked again. */
   async look() {
-    if (this.#busy || this.#before === undefined) return 0;
+    if (this.problem) {
+      this.problem = null;
+      await this.more();
+    }
+    if (this.#busy || this.#before === undefined) return undefined;
     const { rows, total } = await this.#page(undefined, NEWEST);
     const known = rows.findIndex((row) => row.turnId === this.rows[0]?.turnId);
     if (known < 0 && this.rows.length) { // so many that the old ones do not touch them
@@ -146,7 +148,7 @@ function Line({ row, turn }) {
   return html`<a class="run-line" tabindex="-1" href=${`#/run/${encodeURIComponent(row.id)}`}><span>${turn && html`<${State} status=${turn.status} code=${turn.error?.code} />`}</span>
     <b>${visible(turn?.message ?? "")}</b><span>${turn && duration(turn.durationMs)}</span>
     <small>${time(row.at)} · ${visible(row.agent)}/${visible(row.instance)}${agents.length > 1 && ` with ${agents.length - 1} more`}</small>
-    <small>${turn?.total && [tokens(turn.total), money(turn.total.costs)].filter(Boolean).join(" · ")}</small></a>`;
+    <small title="of its first turn">${turn?.total && [tokens(turn.total), money(turn.total.costs)].filter(Boolean).join(" · ")}</small></a>`;
 }
 
 export default function Runs({ query }) {
@@ -162,6 +164,7 @@ export default function Runs({ query }) {
       timer = setTimeout(() => { timer = 0; if (due) hear(null); }, LOOK_MS);
       due = false;
       const fresh = await list.look().catch(() => 0);
+      due ||= fresh === undefined;
       if (!fresh || !rows.current) return;
       const { first, shift } = rows.current;
       if (first > 0) shift(fresh); // what a reader looks at stays where it is
@@ -187,7 +190,7 @@ export default function Runs({ query }) {
     if (index > list.rows.length - NEWEST) list.more();
     return found ? html`<${Line} row=${found} turn=${list.detail(found.turnId)} />` : html`<span class="soft">…</span>`;
   };
-  return html`<${Filters} query=${query} /><p class="soft">${count(total)} ${list.filtered ? "turns found" : total === 1 ? "run" : "runs"}<span class="run-quick">${Object.entries(QUICK).map(([name, wanted]) => html` <a key=${name} href=${link(wanted)}>${name}</a>`)}</span></p>
+  return html`<${Filters} query=${query} /><p class="soft">${list.loaded ? count(total) : "…"} ${list.filtered ? "turns found" : total === 1 ? "run" : "runs"}<span class="run-quick">${Object.entries(QUICK).map(([name, wanted]) => html` <a key=${name} href=${link(wanted)}>${name}</a>`)}</span></p>
     <${Wrong} problem=${list.problem} />
     ${total > 0 && html`<${Rows} count=${total} height=${HEIGHT} row=${row} label="Runs" onEnter=${open} active=${active} onActive=${setActive} handle=${rows} />`}`;
 }

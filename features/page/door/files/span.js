@@ -4,6 +4,7 @@ import { duration, money, time, tokens } from "./format.js";
 import { State } from "./runs.js";
 import { Folded, Json, visible, Wrong } from "./text.js";
 import { html, useEffect, useLoaded, useState } from "./view.js";
+import { usedBy } from "./waterfall.js";
 
 /** The log lines of a span are looked for so much before and behind it (ms): a step is noted a moment later. */
 const AROUND_MS = 50;
@@ -12,7 +13,7 @@ const PLAIN = /^[\p{L}\p{N} .,:;?()_/+=-]{1,199}$/u;
 
 function Copy({ text }) {
   const [done, setDone] = useState(false);
-  return html`<code>${visible(text)}</code> <button onClick=${() => navigator.clipboard.writeText(visible(text)).then(() => setDone(true))}>${done ? "Copied" : "Copy"}</button>`;
+  return html`<code>${visible(text)}</code> <button onClick=${() => navigator.clipboard?.writeText(visible(text)).then(() => setDone(true))}>${done ? "Copied" : "Copy"}</button>`;
 }
 
 /** Names and what is said of each, without those of which nothing is said. */
@@ -61,10 +62,10 @@ const textIn = (message) => (message?.content ?? []).map((part) => (part.type ==
 function Turn({ row }) {
   const { turn } = row, messages = useMessages(row), asked = messages.find((message) => message.role === "user");
   const answer = messages.find((message) => message.role === "assistant");
-  const { waits = {} } = turn, told = (ms) => ms > 0 && duration(ms);
+  const { waits = {} } = turn, used = usedBy(row), told = (ms) => ms > 0 && duration(ms);
   return html`<${Facts} of=${[["Instance", `${turn.agent}/${turn.instanceKey ?? "…"}`], ["Turn", turn.turnId], ["Event", turn.eventId], ["Attempt", turn.attempt > 1 && turn.attempt],
       ["At work", told(turn.workMs)], ["In the queue", told(waits.queueMs)], ["For a place", told(waits.placeMs)], ["For the model", told(waits.modelMs)], ["For agents", told(waits.agentsMs)],
-      ["For jails", told(waits.sandboxMs)], ["No process", told(waits.lostMs)], ["For a person", told(waits.personMs)], ["Tokens", tokens(turn.total)], ["Money", money(turn.total?.costs)],
+      ["For jails", told(waits.sandboxMs)], ["No process", told(waits.lostMs)], ["For a person", told(waits.personMs)], ["Tokens", tokens(used)], ["Money", money(used.costs)],
       ...(turn.resumedAt ?? []).map((at) => ["Taken up again", time(at)]), ...(turn.hangs ?? []).map((one) => ["Hung", `Extension ${one.extension} at ${one.point}, ${duration(one.durationMs)}`])]} />
     <${Wrong} problem=${turn.error} />
     <${Part} name="Message"><${Folded} text=${asked?.content ?? turn.message ?? ""} /><${Files} files=${asked?.files} turn=${turn} /><//>
@@ -100,7 +101,8 @@ function Tool({ row }) {
   const parts = useMessages(row, { call: id }).flatMap((message) => message.content).filter((part) => part.toolCallId === id);
   const asked = parts.find((part) => part.args), came = parts.find((part) => part.result);
   const { jail, call } = node.receipt ?? {};
-  return html`<${Facts} of=${[["Call", id], ["Code", node.code], ["Work", node.workMs && duration(node.workMs)], ["Policy", node.direct && "not in the catalog, by policy"], ["Script", node.script]]} />
+  return html`<${Facts} of=${[["Call", id], ["Code", node.code], ["Work", node.workMs && duration(node.workMs)], ["Policy", node.direct && "not in the catalog, by policy"], ["Script", node.script],
+      ["Waits", row.open && node.askedAt && html`for a person: <a href="#/inbox">Inbox</a>`]]} />
     ${node.refused && html`<${Refused} refused=${node.refused} tool=${node.toolName} />`}
     ${(asked || node.args) && html`<${Part} name="Arguments">${asked ? html`<${Json} value=${asked.args} />` : html`<${Short} text=${node.args} />`}<//>`}
     ${(came || node.output || node.message) && html`<${Part} name="Result">${came ? html`<${Json} value=${came.result.error ?? came.result.output} />` : html`<${Short} text=${node.output ?? node.message} />`}
@@ -130,6 +132,7 @@ function Repeat({ row }) {
   const go = async () => {
     try {
       const made = await post("/page/api/conversations/fork", { agent, instance, turn, step: row.step?.step || undefined });
+      (await import("./talk.js")).draft(agent, made.instance, made.message ?? "Go on.");
       location.hash = `#/talk/${encodeURIComponent(agent)}/${encodeURIComponent(made.instance)}`;
     } catch (error) {
       setProblem(error);

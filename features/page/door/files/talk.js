@@ -16,6 +16,8 @@ const KINDS = ["image/png", "image/jpeg", "image/gif", "image/webp", "applicatio
 const SOON_MS = 200, LIST_MS = 1000;
 /** What is written and not sent: text and files, by conversation. @type {Map<string, {text: string, files: any[]}>} */
 const drafts = new Map(), NOTHING = { text: "", files: [] };
+/** Write a text, and do not send it. */
+export const draft = (agent, instance, text) => drafts.set(placeOf(agent, instance), { text, files: [] });
 
 const hash = (agent, instance) => `#/talk/${encodeURIComponent(agent)}/${encodeURIComponent(instance)}`;
 
@@ -162,7 +164,7 @@ function Conversation({ agent, instance }) {
   });
   const fork = (said) => guarded(async () => {
     const { instance: key, message } = await change("fork", said);
-    drafts.set(placeOf(agent, key), { text: message ?? (said ? "Go on." : ""), files: [] });
+    draft(agent, key, message ?? (said ? "Go on." : ""));
     location.hash = hash(agent, key);
   });
   const exported = guarded(async () => {

@@ -10,15 +10,8 @@
 
 /** What a piece of time was for, and its words in the legend. */
 export const KINDS = {
-  work: "at work",
-  model: "waits for the model",
-  person: "waits for a person",
-  agents: "waits for agents",
-  sandbox: "waits for a jail",
-  place: "waits for a place",
-  queue: "in the queue",
-  lost: "no process",
-  idle: "between tries",
+  work: "at work", model: "waits for the model", person: "waits for a person", agents: "waits for agents",
+  sandbox: "waits for a jail", place: "waits for a place", queue: "in the queue", lost: "no process", idle: "between tries",
 };
 const NAMES = Object.keys(KINDS);
 /** Of what is open at the same time, the first one counts. */

