@@ -201,8 +201,8 @@ def test_a_turn_is_repeated_from_a_step(page: Site) -> None:
         const button = await page.evaluateHandle(() =>
           [...document.querySelectorAll(".run-panel button")].find((one) => one.innerText === "Repeat from here"));
         await button.click();
-        await page.waitForSelector("dialog input");
-        await page.type("dialog input", it.args.code);
+        await page.waitForSelector("dialog[open] input:focus");
+        await page.keyboard.type(it.args.code);
         await page.keyboard.press("Enter");
         await page.waitForSelector(".talk-one textarea");
         await it.settled(page);

@@ -160,7 +160,7 @@ def test_repeat_from_here(swarm: Site) -> None:
         code=swarm.code("act"),
     )
     key = told.rpartition("/")[2]
-    assert key.startswith("default-"), "a copy of the conversation of the agent whose step it is"
+    assert key not in ("", "default"), "a copy of the conversation of the agent whose step it is"
     wait_until(lambda: key in {one["instanceKey"] for one in swarm.ask("/api/v1/instances")})
 
 
