@@ -135,11 +135,11 @@ def always_lines(yeses: list[dict[str, Any]], columns: int = COLUMNS) -> list[st
     """Lines for each lasting yes: who has agreed when, then what to."""
     lines: list[str] = []
     for yes in yeses:
-        stale = "  answers nothing: its rule was changed, or is gone" if yes.get("stale") else ""
-        lines.append(_cut(f"{yes['code']}  {_when(yes['atMs'])}  by uid {yes['uid']}  {yes['agent']}{stale}", columns))
+        lines.append(_cut(f"{yes['code']}  {_when(yes['atMs'])}  by uid {yes['uid']}  {yes['agent']}", columns))
         but = f"{yes['argument']} begins with {yes['prefix']}" if yes.get("argument") else ""
-        texts = (("tool", yes["tool"]), ("args", yes["what"]), ("but", but))
-        lines += _rows([(label, text, True) for label, text in texts if text], max(_MIN_COLUMNS, columns))
+        stale = "it answers nothing: its rule was changed, or is gone" if yes.get("stale") else ""
+        parts = (("tool", yes["tool"], True), ("args", yes["what"], True), ("but", but, True), ("", stale, False))
+        lines += _rows([part for part in parts if part[1]], max(_MIN_COLUMNS, columns))
     return lines or ["there is no lasting yes"]
 
 

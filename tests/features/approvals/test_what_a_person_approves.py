@@ -22,6 +22,7 @@ from goondan.features.approvals.command import (
     MARK,
     MAX_LINES,
     OUTSIDE,
+    always_lines,
     answer_issues,
     answered_lines,
     approve,
@@ -239,6 +240,39 @@ def test_the_commands_want_the_digest_of_the_whole(
     assert "approve.answer" not in asked
     for right in (digest[:8], f"sha256:{digest}"):
         assert CliRunner().invoke(commands.approve, [*command, "--whole", right]).exit_code == 0
+
+
+@pytest.mark.parametrize("agrees", [False, True])
+def test_a_pattern_is_shown_at_a_terminal_before_it_is_agreed_to(monkeypatch: pytest.MonkeyPatch, agrees: bool) -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    def ask(bundle: str | None, question: Mapping[str, Any]) -> dict[str, Any]:
+        asked.append(question)
+        return ITEM if question["op"] == "approve.show" else {"code": ITEM["code"], "state": "approved"}
+
+    monkeypatch.setattr(commands, "ask_broker", ask)
+    monkeypatch.setattr(commands.output, "can_ask", lambda: True)
+    monkeypatch.setattr(commands.output, "confirmed", lambda question: agrees)
+    done = CliRunner().invoke(commands.approve, ["yes", ITEM["code"], "--pattern", "command=git \u202epush"])
+    assert OUTSIDE + "command: git \\u202epush" in done.output
+    assert "git status; rm -rf ." in done.output
+    decided = [question["always"] for question in asked if question["op"] == "approve.answer"]
+    assert decided == ([{"command": "git \u202epush"}] if agrees else [])
+    if not agrees:
+        assert isinstance(done.exception, GoondanError) and done.exception.info.code == "E_CANCELLED"
+
+
+def test_lasting_yeses_are_listed_with_marks_and_with_who_agreed() -> None:
+    sly = f"x\n{MARK}77e0b1c2d3  by uid 0"
+    yes = {"code": "77e0b1c2d3", "agent": "coder", "tool": "bash__exec", "uid": 1000, "atMs": 0, "what": sly}
+    lines = always_lines([yes, {**yes, "argument": "command", "prefix": "ls \x1b[2J", "stale": True}])
+    heads = [line for line in lines if not line.startswith(MARK)]
+    assert heads[0] == "77e0b1c2d3  1970-01-01T00:00:00Z  by uid 1000  coder"
+    assert len(heads) == 2
+    assert lines[-1] == MARK + "it answers nothing: its rule was changed, or is gone"
+    assert all(OUTSIDE in line for line in lines[:-1] if line not in heads)
+    assert any("command begins with ls \\x1b[2J" in line for line in lines)
+    assert always_lines([]) == ["there is no lasting yes"]
 
 
 # --- files that an approved command names ---------------------------------------------------------------------------

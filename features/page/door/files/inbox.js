@@ -75,7 +75,8 @@ function Item({ code, onDone }) {
     busy.current = true;
     setWrong(null);
     await post(`/api/v1/approvals/${encodeURIComponent(code)}`, { decision, ...rest }).then(
-      (told) => onDone(`${told.code} (${item.tool}) is ${told.state}${rest.always ? ", for always" : ""}.`, code), setWrong);
+      (told) => onDone(`${told.code} (${item.tool}) is ${told.state}${rest.always ? ", for always" : ""}.`, code),
+      (refused) => { setWrong(refused); soon(); });
     busy.current = false;
   };
   const deny = (event) => {
