@@ -33,13 +33,13 @@ export default function Inbox({ path }) {
   const item = items[at], always = useLoaded(() => get("/api/v1/approvals", { always: true }), [listed]);
   useClose();
   useEffect(() => setCode(path[0]), [path[0]]);
-  useEffect(() => { if (item) setCode(item.code); }, [item?.code]);
+  useEffect(() => { if (item) setCode((old) => (items.some((one) => one.code === old) ? old : item.code)); }, [item?.code]);
   const move = (index) => { // keys may be faster than what is drawn
     if (!items[index]) return;
     last.current = index;
     setCode(items[index].code);
   };
-  const done = (text, decided) => { gone.add(decided); setSaid(text); soon(); always.again(); };
+  const done = (text, decided) => { gone.add(decided); setSaid(text); soon(false); always.again(); };
   useKey("j", "The next one", () => move(last.current + 1));
   useKey("k", "The one before", () => move(last.current - 1));
   return html`<p class="inbox-said" role="status">${visible(said)}</p>
@@ -68,7 +68,7 @@ function Item({ code, onDone }) {
     const timer = setTimeout(() => setReady(Boolean(item)), SETTLE_MS);
     return () => clearTimeout(timer);
   }, [item, whole]);
-  useEffect(() => { if (problem) soon(); }, [problem]); // it was decided elsewhere
+  useEffect(() => { if (problem) soon(false); }, [problem]); // it was decided elsewhere
   const decide = async (decision, rest = {}) => {
     if (busy.current || !item || (decision === "yes" && !ready)) return;
     if (decision !== "no" && !whole && isLong(item)) return setWhole(true);
@@ -76,7 +76,7 @@ function Item({ code, onDone }) {
     setWrong(null);
     await post(`/api/v1/approvals/${encodeURIComponent(code)}`, { decision, ...rest }).then(
       (told) => onDone(`${told.code} (${item.tool}) is ${told.state}${rest.always ? ", for always" : ""}.`, code),
-      (refused) => { setWrong(refused); soon(); });
+      (refused) => { setWrong(refused); soon(false); });
     busy.current = false;
   };
   const deny = (event) => {

@@ -201,7 +201,7 @@ def test_always_by_keys_and_taken_back(page: Site) -> None:
     shown = asked.see(
         """
         await page.keyboard.press("a");
-        await page.waitForSelector(".inbox-always");
+        await page.waitForFunction(() => document.activeElement?.closest(".inbox-always"));
         const shown = await page.$eval(".inbox-always", (form) => form.innerText);
         await page.keyboard.press("Enter"); // the button has the focus
         await act();
