@@ -33,6 +33,7 @@ from goondan.features.approvals.command import (
     whole_digest,
 )
 from goondan.features.approvals.console import Asked
+from goondan.kernel.cli import output
 from goondan.kernel.cli.named_files import MAX_FILE_BYTES, MAX_FILES, with_files
 from goondan.schemas.text.visible import TURNING
 from goondan.schemas.wire.errors import GoondanError
@@ -251,8 +252,8 @@ def test_a_pattern_is_shown_at_a_terminal_before_it_is_agreed_to(monkeypatch: py
         return ITEM if question["op"] == "approve.show" else {"code": ITEM["code"], "state": "approved"}
 
     monkeypatch.setattr(commands, "ask_broker", ask)
-    monkeypatch.setattr(commands.output, "can_ask", lambda: True)
-    monkeypatch.setattr(commands.output, "confirmed", lambda question: agrees)
+    monkeypatch.setattr(output, "can_ask", lambda: True)
+    monkeypatch.setattr(output, "confirmed", lambda question: agrees)
     done = CliRunner().invoke(commands.approve, ["yes", ITEM["code"], "--pattern", "command=git \u202epush"])
     assert OUTSIDE + "command: git \\u202epush" in done.output
     assert "git status; rm -rf ." in done.output
