@@ -34,7 +34,8 @@ class ReadyGdn:
         #: What it has started with.
         self._began: dict[str, str] | None = None
         self._one_at_a_time = threading.Lock()
-        atexit.register(self.close)
+        atexit.register(self._said.close)
+        atexit.register(self.close)  # first
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether it would start as a process with this environment does."""
