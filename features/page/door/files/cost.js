@@ -80,7 +80,7 @@ function Table({ value, query, shown }) {
   const by = value.by, numbers = columns(value.rows), used = numbers.filter((one) => value.rows.some(one.of));
   const key = query.sort || (by === "day" || by === "tree" ? "name" : used[0]?.key ?? "name"), up = query.up === "1";
   const column = used.find((one) => one.key === key), measure = column ?? used[0];
-  const most = Math.max(...value.rows.map(measure?.of ?? (() => 0)), 0);
+  const most = measure ? value.rows.reduce((found, row) => Math.max(found, measure.of(row)), 0) : 0;
   return html`<div class="cost-wide" tabindex="0" role="group" aria-label="What was used"><table>
     <thead><${Head} columns=${used} by=${by} query=${query} sort=${column?.key ?? "name"} up=${up} /></thead>
     <tbody>${sorted(value.rows, by, column, up).slice(0, shown).map((row) => html`<tr key=${row.traceId ?? row[by]}>
