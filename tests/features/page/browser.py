@@ -31,6 +31,8 @@ SOURCES: Final = Path(__file__).parents[2] / "servers" / "browser"
 #: How long a browser may take to unpack and start, and the steps of one test (seconds).
 START_S: Final = 40.0
 STEPS_S: Final = 50.0
+#: All of the page is to be tried (`make test-page`): a missing browser is a failure.
+MUST: Final = "GOONDAN_PAGE_MUST" in os.environ
 WIDE, PHONE = (1280, 800), (360, 640)
 
 
@@ -109,7 +111,7 @@ def packages() -> Path:
 
 def missing(why: str) -> NoReturn:
     """Something that not every machine has is not here: skips the test, or fails it."""
-    if "GOONDAN_PAGE_MUST" in os.environ:
+    if MUST:
         pytest.fail(why)
     pytest.skip(why)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
 
-from tests.features.page.browser import PHONE, WIDE, Chromium, Site, site
+from tests.features.page.browser import MUST, PHONE, WIDE, Chromium, Site, site
 from tests.kernel_fixture import BUNDLE, has_feature, wait_until
 
 #: Who is asked before a shell runs, but for `printf`.
@@ -29,7 +28,7 @@ HOSTILE = f"{NAME}\x1b[31m\u202egnp.exe"
 OUTPUT = r"""printf '<img src=x onerror="window.done=1">\033[31m\377\n'; head -c 4194304 /dev/zero | tr '\0' '['"""
 VIEWS = ("#/now", "#/runs", "#/inbox", "#/talk", "#/cost")
 #: Colours and sizes; `make test-page` tries all of them.
-LOOKS = [(False, WIDE), (True, PHONE), *([(True, WIDE), (False, PHONE)] if "GOONDAN_PAGE_MUST" in os.environ else [])]
+LOOKS = [(False, WIDE), (True, PHONE), *([(True, WIDE), (False, PHONE)] if MUST else [])]
 
 
 def call(command: str) -> str:
@@ -80,7 +79,7 @@ def test_axe_finds_nothing_serious_and_hostile_words_are_text(page: Site, dark: 
     )
     for route, seen in told.items():
         assert seen.pop("findings") == [], route
-        assert seen.pop("words") >= 8, f"{route} shows nothing"
+        assert seen.pop("words") > 20, f"{route} shows nothing"
         assert seen == {"done": None, "wrong": None, "pictures": 0, "wide": 0}, route
 
 
