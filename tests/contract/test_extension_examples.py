@@ -77,7 +77,7 @@ def test_no_example_is_forgotten() -> None:
         kinds = [kind for kind, _ in examples("extensions", language)]
         assert kinds == ["yaml", *["python"] * 6, "yaml"]
     assert next(kind for kind, _ in examples("old-spellings")) == "python"
-    assert [kind for kind, _ in examples("approvals")] == ["yaml", "console"]
+    assert [kind for kind, _ in examples("approvals")] == ["yaml", "console", "console"]
 
 
 def planned(tmp_path: Path, documents: str) -> AgentSpec:
@@ -290,9 +290,9 @@ def test_the_rules_of_the_page_decide_as_it_says(tmp_path: Path) -> None:
 def test_the_commands_of_the_page_are_there_and_take_these_arguments() -> None:
     from goondan.features.approvals.command import approve
 
-    console = examples("approvals")[1][1]
+    console = "\n".join(text for kind, text in examples("approvals") if kind == "console")
     lines = [shlex.split(line, comments=True) for line in console.splitlines() if line.startswith("$ ")]
-    assert len(lines) == 6
+    assert len(lines) == 10
     for words in lines:
         assert words[:3] == ["$", "gdn", "approve"]
         named = approve.commands[words[3]]

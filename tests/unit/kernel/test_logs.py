@@ -165,3 +165,17 @@ def test_a_line_without_end_is_shown_when_it_is_too_long(tmp_path: Path) -> None
     (entry,) = log.look()
     assert len(entry.text) == MAX_LINE + 1
     log.close()
+
+
+def test_the_lines_of_an_instance_are_its_agents_and_its_tools(tmp_path: Path) -> None:
+    def of_tool(second: float, agent: str, message: str) -> bytes:
+        said = {"time": second, "message": message, "tool": "bash", "agent": agent, "instanceKey": "k"}
+        return msgspec.json.encode(said) + b"\n"
+
+    host = of_tool(3.0, "main", "later") + of_tool(1.0, "other", "x (main/k): not its") + of_tool(1.0, "main", "first")
+    (tmp_path / "toolhost.log").write_bytes(host + b'{"time": 1.0, "message": "of the host itself"}\n')
+    (tmp_path / "agent-main.log").write_bytes(b'{"time": 2.0, "message": "own"}\n')
+    (tmp_path / "agent-other.log").write_bytes(b'{"time": 2.0, "message": "of another"}\n')
+    told = [line.text for line in logs.of_instance(str(tmp_path), "main", "k", 100)]
+    assert told == ["bash (main/k): first", "own", "bash (main/k): later"]
+    assert [line.text for line in logs.of_instance(str(tmp_path), "main", "else", 100)] == ["own"]

@@ -167,3 +167,31 @@ def test_who_follows_reads_only_what_is_new_of_a_large_index(tmp_path: Path) -> 
     for seq, turn_id in ((last, "turn200000"), (0, ""), (last, "another")):
         assert min(took(seq, turn_id) for _ in range(5)) < every / 5
     index.close()
+
+
+def test_the_first_turns_of_traces_are_kept_and_the_index_is_read_on(tmp_path: Path, index: TraceIndex) -> None:
+    state = str(tmp_path)
+    shown = trace_index.Firsts(lambda agent: agent != "hidden")
+    assert shown.numbers(state) == []
+    for number, (trace, agent) in enumerate([("x", "hidden"), ("x", "main"), ("y", "main"), ("x", "main")]):
+        index.add(entry(number, trace, agent=agent))
+    assert shown.numbers(state) == [2, 3]
+    index.add(entry(4, "y"))
+    index.add(entry(5, "z"))
+    assert shown.numbers(state) == [2, 3, 6]
+    assert [row.turn_id for row in trace_index.numbered(state, [2, 6, 77])] == ["t5", "t1"]
+    assert [row.turn_id for row in trace_index.of_turns(state, ["t5", "t0", "nothing"])] == ["t0", "t5"]
+
+
+def test_the_first_turns_of_an_index_that_was_made_anew(tmp_path: Path) -> None:
+    state, every = str(tmp_path), trace_index.Firsts(lambda agent: True)
+    for trace in ("a", "b"):
+        with closing(TraceIndex(state)) as made:
+            made.add(entry(1, trace))
+            made.add(entry(2, trace + trace))
+        assert every.numbers(state) == [1, 2]
+        for path in (tmp_path / FOLDER).iterdir():
+            path.unlink()
+    with closing(TraceIndex(state)) as made:
+        made.add(entry(9, "c"))
+    assert every.numbers(state) == [1]
