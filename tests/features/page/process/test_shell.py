@@ -62,6 +62,9 @@ def test_a_used_code_and_a_wrong_one_are_told_and_a_token_can_be_pasted(page: Si
         KEPT
         + """
         await page.waitForSelector(".door");
+        // It is shown late, so that it does not flash up.
+        await page.waitForFunction(() => getComputedStyle(document.querySelector(".door")).opacity === "1");
+        const findings = await it.findings(page);
         const paste = async (text) => {
           await page.$eval("input", (input) => { input.value = ""; });
           await page.type("input", text);
@@ -89,12 +92,13 @@ def test_a_used_code_and_a_wrong_one_are_told_and_a_token_can_be_pasted(page: Si
         await other.reload();
         await other.waitForSelector(".door");
         await other.browserContext().close();
-        return { unknown, by, used, pasted, handed };
+        return { findings, unknown, by, used, pasted, handed };
         """,
         route="",
         code=code,
         token=page.token,
     )
+    assert told["findings"] == []
     assert "gdn ui" in told["unknown"], told["unknown"]
     assert told["by"]["role"] == "look"
     assert "used" in told["used"], told["used"]
@@ -233,7 +237,8 @@ def test_keys_go_everywhere_and_are_listed_and_none_fires_while_somebody_types(p
         said.keys = await page.$$eval("dialog dt", (all) => all.map((one) => one.innerText));
         await page.keyboard.press("2"); // a dialog has the keys
         said.behind = new URL(page.url()).hash;
-        await page.keyboard.press("Escape");
+        said.findings = await it.findings(page);
+        await page.click("dialog form button");
         await page.waitForFunction(() => !document.querySelector("dialog"));
         await page.evaluate(() => {
           const field = document.createElement("input");
@@ -249,6 +254,7 @@ def test_keys_go_everywhere_and_are_listed_and_none_fires_while_somebody_types(p
     )
     assert told["routes"] == ["#/runs", "#/inbox", "#/talk", "#/cost", "#/now"]
     assert {"1", "2", "3", "4", "5", "?", "Esc"} <= set(told["keys"])
+    assert told["findings"] == []
     assert (told["behind"], told["typing"], told["typed"]) == ("#/now", "#/now", "2?")
 
 
