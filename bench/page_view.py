@@ -183,6 +183,11 @@ const drawn = async (act, there) => {
 const box = () => document.querySelector(".rows");
 const go = (hash, selector) => drawn(() => { location.hash = hash; }, () => document.querySelector(selector));
 """
+#: When the largest thing of the first view was painted (milliseconds).
+_LARGEST: Final = """
+return new Promise((done) => new PerformanceObserver((seen) => done(seen.getEntries().at(-1).startTime))
+  .observe({ type: "largest-contentful-paint", buffered: true }));
+"""
 _SCROLL: Final = """
 const took = [];
 for (let at = 1; at <= 10; at++) {
@@ -207,11 +212,12 @@ def measured(page: Tab, small: str, large: str, rounds: int) -> list[tuple[str, 
     def does(script: str) -> Any:
         return page.does("evaluate", f"(async () => {{ {_TOOLS} {script} }})()")
 
-    paint, first, runs = [], [], []
+    paint, view, first, runs = [], [], [], []
     for _ in range(rounds):
         page.does("shut")
         page.open()
         paint.append(does('return performance.getEntriesByName("first-contentful-paint")[0].startTime'))
+        view.append(does(_LARGEST))
         first.append(does(f'return go("#/run/{small}", ".run-span")'))
         runs.append(does('return go("#/runs", ".run-line b")'))
     listed = does(_SCROLL)
@@ -219,6 +225,7 @@ def measured(page: Tab, small: str, large: str, rounds: int) -> list[tuple[str, 
     scrolled, filtered = does(_SCROLL), does(_FILTER)
     return [
         ("first paint", paint, 150.0),
+        ("its first view, with a code and its requests", view, None),
         (f"a run of {SMALL:,} spans, with its request", first, 400.0),
         (f"{RUNS:,} runs, with their request", runs, None),
         (f"{RUNS:,} runs, a jump in the list", listed, 100.0),
