@@ -41,7 +41,7 @@ OPEN: Final = 0.02
 #: How long after it was opened or left a page is measured (seconds).
 SETTLED_S: Final = 1.0
 #: Turns of one measurement, and rounds in one instance: a conversation makes its turns slower as it grows.
-TURNS: Final = 10
+TURNS: Final = 30
 PER_INSTANCE: Final = 3
 #: The sides of a round: where the page is.
 SIDES: Final = ("", "#/now", "#/runs")
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
     """Print what was measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.page_live", description="The page while the swarm works.")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the events (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=60, help="of the turns (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="of the turns (default: %(default)s)")
     options = parser.parse_args(arguments)
     bad = False
     with tellers() as base, swarm(live=64, bundle=BUNDLE.replace("ENDPOINT", base)) as made:

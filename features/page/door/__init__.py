@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from goondan.features.page.door import conversations, granting, inbox, looking, static, status, turns
 from goondan.features.page.door.entering import Entering, Wanted
-from goondan.features.page.door.live import Live
+from goondan.features.page.door.live import Live, Wish
 from goondan.features.serve.api.gate import Way
 from goondan.features.serve.api.routing import Operation, way
 from goondan.features.serve.api.swarm import Swarm
@@ -25,7 +25,7 @@ def routes(swarm: Swarm) -> list[Way]:
     operations = (
         Operation("makeCode", "POST", "/codes", "operate", "A code.", entering.code, body=Wanted),
         Operation("openSession", "POST", "/session", None, "Its token.", entering.session, max_body=1024),
-        Operation("live", "GET", "/live", "look", "What happens.", live.stream),
+        Operation("live", "GET", "/live", "look", "What happens.", live.stream, query=Wish),
         Operation("listRuns", "GET", "/runs", "look", "Runs.", looking.runs, query=looking.Runs),
         Operation("getRuns", "POST", "/runs/details", "look", "Turns.", looking.details, body=looking.Details),
         Operation("listLines", "GET", "/logs", "look", "Lines of logs.", looking.lines, query=looking.Lines),

@@ -1,6 +1,10 @@
 """What happens in the swarm, as it happens: one observation of the broker for all readers of a door, while there are
 any.
 
+A reader that looks closely hears everything, as soon as it happens. The others hear the first few events of each
+moment, and that something was missed: then they ask how things are. So an open page costs a busy kernel next to
+nothing, since agents do not tell what nobody reads, and text still streams to those who watch a run.
+
 A reader hears of its agents. What it has not read waits, up to a bound; then all of it goes, and the reader is told
 that something was missed. So a reader that never reads costs as much as any other.
 
@@ -16,13 +20,14 @@ from contextlib import closing, suppress
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
 from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.swarm import LOOK_S, Swarm
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.runtime_events import Observe
+from goondan.schemas.wire.runtime_events import MIN_WINDOW_BYTES, Observe
 
 #: Between two batches (seconds): a person sees no difference, and a browser is woken seldom.
 BATCH_S: Final = 0.03
@@ -34,7 +39,18 @@ MAX_READERS: Final = 64
 HEARTBEAT_S: Final = 15.0
 #: How long a new reader waits until the broker is observed (seconds). Later it is told that it has missed something.
 READY_S: Final = 2.0
+#: How often a door says what it has read, when nobody looks closely (seconds): more than a short turn is heard in it.
+CALM_S: Final = 1.0
+#: What may be on its way to a door: while somebody looks closely, and else in CALM_S.
 _WINDOW: Final = Observe(events=4096, bytes=1 << 20)
+_CALM: Final = Observe(events=16, bytes=MIN_WINDOW_BYTES)
+
+
+class Wish(Struct, forbid_unknown_fields=True):
+    """How a reader looks on."""
+
+    #: It wants all of it, and at once.
+    closely: bool = False
 
 
 def encoded(heard: Seen, at: int) -> bytes:
@@ -50,8 +66,9 @@ def encoded(heard: Seen, at: int) -> bytes:
 class Reader:
     """One reader, and what waits for it."""
 
-    def __init__(self, shown: Callable[[str], bool]) -> None:
+    def __init__(self, shown: Callable[[str], bool], closely: bool = False) -> None:
         self.shown = shown
+        self.closely = closely
         #: Something waits.
         self.woken = asyncio.Event()
         self._forget()
@@ -89,6 +106,8 @@ class Live:
         self._readers: set[Reader] = set()
         self._observing: asyncio.Task[None] | None = None
         self._observation: Observation | None = None
+        self._closely = False
+        self._heard = 0  # the last number that is not said to be read
         self._tried = asyncio.Event()
 
     async def stream(self, asked: Asked) -> Response:
@@ -97,7 +116,7 @@ class Live:
         """
         if len(self._readers) >= MAX_READERS:
             raise fail("E_OVERLOADED", f"{MAX_READERS} pages look on already, and no more may")
-        reading = self._read(Reader(asked.caller.may_speak_to))
+        reading = self._read(Reader(asked.caller.may_speak_to, asked.query.closely))
         await anext(reading)
         return StreamingResponse(reading, media_type="text/event-stream")
 
@@ -107,7 +126,7 @@ class Live:
         try:
             if self._observing is None:
                 self._tried.clear()
-                self._observing = asyncio.ensure_future(self._observe())
+            self._look()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._tried.wait(), READY_S)
             yield b""
@@ -118,21 +137,33 @@ class Live:
                 await asyncio.sleep(BATCH_S)
         finally:
             self._readers.discard(reader)
-            if not self._readers and self._observing is not None:
-                self._observing.cancel()
-                self._observing = None
+            self._look()
+
+    def _look(self) -> None:
+        """Observe as closely as the readers that there are. Who looks on already is told of a gap."""
+        closely = any(reader.closely for reader in self._readers)
+        if self._observing is not None and (closely != self._closely or not self._readers):
+            self._observing.cancel()
+            self._observing = None
+        self._closely = closely
+        if self._readers and self._observing is None:
+            self._observing = asyncio.ensure_future(self._observe())
 
     async def _observe(self) -> None:
         """Observe the kernel that runs, and the next one, until cancelled."""
         while True:
             with suppress(GoondanError):  # no kernel runs, or it has just gone
                 session = await self._swarm.session()
-                with closing(await session.observe(_WINDOW, self._hear)) as self._observation:
+                self._heard = 0
+                with closing(
+                    await session.observe(_WINDOW if self._closely else _CALM, self._hear)
+                ) as self._observation:
                     if self._tried.is_set():
                         self._hear(Missed(0, None))
                     self._tried.set()
                     while not session.over:
-                        await asyncio.sleep(LOOK_S)
+                        await asyncio.sleep(LOOK_S if self._closely else CALM_S)
+                        self._have_read()
                 self._hear(Missed(0, 0))
             self._tried.set()
             await asyncio.sleep(LOOK_S)
@@ -146,5 +177,11 @@ class Live:
             for reader in self._readers:
                 if reader.shown(heard.frame.from_ or ""):
                     reader.add(data)
-        if self._observation is not None and (number := heard.number if isinstance(heard, Seen) else heard.last):
-            self._observation.read(number)
+        self._heard = heard.number if isinstance(heard, Seen) else heard.last or 0
+        if self._closely:
+            self._have_read()
+
+    def _have_read(self) -> None:
+        if self._observation is not None and self._heard:
+            self._observation.read(self._heard)
+            self._heard = 0

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from goondan.features.page.door import live
-from goondan.features.page.door.live import MAX_WAITING, Live, Reader, encoded
+from goondan.features.page.door.live import MAX_WAITING, Live, Reader, Wish, encoded
 from goondan.features.serve.api.rules.callers import Caller
 from goondan.kernel.cli.observing import Missed, Observer, Seen
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire.runtime_events import Observe, RuntimeEvent
 
 MAIN, ALL = Caller("one", "look", ("main",)), Caller("all", "look", ("*",))
 
@@ -34,6 +34,7 @@ class Kernel:
         self.there = True
         self.over = False
         self.read_to = 0
+        self.wishes: list[Observe] = []
         self.open: list[Observer] = []
 
     async def session(self) -> Kernel:
@@ -42,7 +43,8 @@ class Kernel:
         self.over = False
         return self
 
-    async def observe(self, _: Any, listener: Observer) -> Any:
+    async def observe(self, wish: Observe, listener: Observer) -> Any:
+        self.wishes.append(wish)
         self.open.append(listener)
 
         def read(number: int) -> None:
@@ -71,14 +73,14 @@ def events(data: bytes) -> list[Any]:
     return found
 
 
-async def reading(door: Live, caller: Caller) -> AsyncIterator[bytes]:
-    answer: Any = await door.stream(SimpleNamespace(caller=caller))  # type: ignore[arg-type]
+async def reading(door: Live, caller: Caller, closely: bool = True) -> AsyncIterator[bytes]:
+    answer: Any = await door.stream(SimpleNamespace(caller=caller, query=Wish(closely)))  # type: ignore[arg-type]
     assert answer.media_type == "text/event-stream"
     return answer.body_iterator  # type: ignore[no-any-return]
 
 
 def tries(monkeypatch: pytest.MonkeyPatch, steps: Callable[[Kernel, Live], Any]) -> None:
-    for name in ("LOOK_S", "BATCH_S"):
+    for name in ("LOOK_S", "CALM_S", "BATCH_S"):
         monkeypatch.setattr(live, name, 0.001)
 
     async def run() -> None:
@@ -116,6 +118,28 @@ def test_readers_share_one_observation_and_hear_of_their_agents_alone(monkeypatc
         again = await reading(door, ALL)
         kernel.tell(seen(4))
         assert [event["n"] for event in events(await anext(again))] == [4], "it was no gap that nobody read before"
+
+    tries(monkeypatch, steps)
+
+
+def test_who_does_not_look_closely_hears_a_few_events_of_each_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(kernel: Kernel, door: Live) -> None:
+        calm = await reading(door, ALL, closely=False)
+        kernel.tell(seen(1))
+        assert kernel.read_to == 0, "it is said to be read with the next look"
+        assert [event["n"] for event in events(await anext(calm))] == [1]
+        while not kernel.read_to:
+            await asyncio.sleep(0.001)
+        close = await reading(door, ALL)
+        assert events(await anext(calm)) == events(await anext(close)) == ["gap"], "observed anew"
+        assert len(kernel.open) == 1
+        kernel.read_to = 0
+        kernel.tell(seen(1))
+        assert kernel.read_to == 1
+        assert [event["n"] for event in events(await anext(calm))] == [1]
+        await close.aclose()  # type: ignore[attr-defined]
+        assert events(await anext(calm)) == ["gap"]
+        assert [wish.events for wish in kernel.wishes] == [16, 4096, 16]
 
     tries(monkeypatch, steps)
 

@@ -42,6 +42,7 @@ export async function* events(body, heard = () => {}) {
 export class Feed {
   #tell;
   #token = "";
+  #closely = false;
   #ending = new AbortController();
   #current = new AbortController();
   #heardAt = 0;
@@ -57,10 +58,10 @@ export class Feed {
     }, LOOK_MS);
   }
 
-  /** Hold the stream of this token; "": hold none. */
-  use(token) {
-    if (token === this.#token) return;
-    this.#token = token;
+  /** Hold the stream of this token; "": hold none. `closely`: all that happens, at once. */
+  use(token, closely = false) {
+    if (token === this.#token && closely === this.#closely) return;
+    this.#token = token, this.#closely = closely;
     this.#ending.abort();
     this.#ending = new AbortController();
     if (token) this.#hold(token, this.#ending.signal);
@@ -72,7 +73,7 @@ export class Feed {
       this.#heardAt = Date.now();
       try {
         const signal = AbortSignal.any([ended, this.#current.signal]);
-        const answer = await fetch("api/live", { headers: { authorization: `Bearer ${token}` }, cache: "no-store", signal });
+        const answer = await fetch(`api/live?closely=${this.#closely}`, { headers: { authorization: `Bearer ${token}` }, cache: "no-store", signal });
         if (!answer.ok || !answer.body) {
           await answer.body?.cancel(); // what is not read keeps its connection
           if (answer.status !== 401) throw new Error(`status ${answer.status}`);

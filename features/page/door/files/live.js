@@ -1,5 +1,6 @@
 // What happens in the swarm, as it happens, for the views of this tab.
 import { effect, signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 import { Feed } from "./feed.js";
 import * as session from "./session.js";
 
@@ -16,6 +17,18 @@ const listeners = new Set();
 export function on(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
+}
+
+let close = 0, hold = () => {};
+
+/** Hear all of it, as soon as it happens, while this is wanted. Else a busy swarm is heard of in pieces, with gaps. */
+export function useClosely(wanted) {
+  useEffect(() => {
+    if (!wanted) return undefined;
+    const look = (by) => { close += by; hold(); };
+    look(1);
+    return () => look(-1);
+  }, [wanted]);
 }
 
 function tell(events) {
@@ -51,10 +64,10 @@ function shared() {
 export function begin() {
   const own = new Feed(hear), tell = globalThis.SharedWorker && shared();
   let awake = !document.hidden, before = session.looking.value;
-  const hold = () => {
+  hold = () => {
     const token = session.looking.value, alone = !tell || (token && !session.handed);
-    own.use(alone && awake ? token : "");
-    tell?.({ kind: "awake", awake: awake && !alone });
+    own.use(alone && awake ? token : "", close > 0);
+    tell?.({ kind: "awake", awake: awake && !alone, closely: close > 0 });
   };
   const wake = (now) => {
     awake = now;

@@ -2,7 +2,7 @@
 // for an origin, and a seventh tab would hang. It also hands the token that looks to tabs that are opened later.
 import { Feed } from "./feed.js";
 
-/** @type {Map<MessagePort, {awake: boolean, missed: boolean}>} */
+/** @type {Map<MessagePort, {awake: boolean, closely: boolean, missed: boolean}>} */
 const tabs = new Map();
 let token = "", state = "lost";
 
@@ -17,9 +17,9 @@ const feed = new Feed((said) => {
 
 /** The stream is held while somebody looks at a tab. */
 function hold() {
-  const holds = [...tabs.values()].some((tab) => tab.awake) ? token : "";
+  const awake = [...tabs.values()].filter((tab) => tab.awake), holds = awake.length ? token : "";
   if (!holds) state = "lost";
-  feed.use(holds);
+  feed.use(holds, awake.some((tab) => tab.closely));
 }
 
 const told = {
@@ -36,7 +36,7 @@ const told = {
   /** The door knows this token no more. */
   refused: (port, said) => { if (said.token === token) token = ""; },
   awake: (port, said, tab) => {
-    tab.awake = said.awake;
+    Object.assign(tab, { awake: said.awake, closely: said.closely });
     if (!tab.awake) return;
     port.postMessage({ state, gap: tab.missed });
     tab.missed = false;
@@ -45,7 +45,7 @@ const told = {
 };
 
 self.onconnect = ({ ports: [port] }) => {
-  const tab = { awake: true, missed: false };
+  const tab = { awake: true, closely: false, missed: false };
   tabs.set(port, tab);
   port.onmessage = ({ data }) => {
     told[data.kind](port, data, tab);

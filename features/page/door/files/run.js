@@ -2,7 +2,7 @@
 import { get, post } from "./api.js";
 import { count, duration, money, tokens } from "./format.js";
 import { useKey } from "./keys.js";
-import { on } from "./live.js";
+import { on, useClosely } from "./live.js";
 import { State } from "./runs.js";
 import { Span } from "./span.js";
 import { visible, Wrong } from "./text.js";
@@ -72,6 +72,7 @@ function useRun(id, paused) {
     live.current.paused = paused;
     if (!paused && live.current.due) again.current();
   }, [paused, id]);
+  useClosely(state.found?.status === "running");
   live.current.trace = state.found?.traceId;
   return { ...state, texts: live.current.texts, grow: () => setState((old) => ({ ...old, now: Date.now() })) };
 }

@@ -112,9 +112,11 @@ class Listing {
     this.changed.value++;
   }
 
-  /** Something has happened to the turns of these events: they are asked for again where they are drawn. */
+  /** Something has happened to the turns of these events, or null: perhaps to those that run. They are asked for again
+   * where they are drawn. */
   forget(events) {
-    for (const row of this.rows) if (events.has(row.eventId)) this.#asked.delete(row.turnId);
+    const has = events ? (row) => events.has(row.eventId) : (row) => this.#details.get(row.turnId)?.status === "running";
+    for (const row of this.rows) if (has(row)) this.#asked.delete(row.turnId);
     this.changed.value++;
   }
 }
@@ -161,7 +163,7 @@ export default function Runs({ query }) {
     rows.current?.to(0);
     let timer = 0, due = false;
     const look = async () => {
-      timer = setTimeout(() => { timer = 0; if (due) hear(null); }, LOOK_MS);
+      timer = setTimeout(() => { timer = 0; if (due) look(); }, LOOK_MS);
       due = false;
       const fresh = await list.look().catch(() => 0);
       due ||= fresh === undefined;
@@ -171,8 +173,8 @@ export default function Runs({ query }) {
       if (first > 0 || active > 0) setActive((old) => old + fresh);
     };
     const hear = (events) => {
-      const ended = new Set((events ?? []).filter((one) => ENDED.has(one.kind)).map((one) => one.eventId));
-      if (ended.size) list.forget(ended);
+      const ended = events && new Set(events.filter((one) => ENDED.has(one.kind)).map((one) => one.eventId));
+      if (!ended || ended.size) list.forget(ended);
       if (events && !events.some((one) => BEGUN.has(one.kind))) return;
       due = true;
       if (!timer) look();

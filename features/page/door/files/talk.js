@@ -2,7 +2,7 @@
 import { get, post, Problem, save } from "./api.js";
 import { ago, bytes } from "./format.js";
 import { useKey } from "./keys.js";
-import { on } from "./live.js";
+import { on, useClosely } from "./live.js";
 import { acting } from "./session.js";
 import { Asked, Said, Turn, turnsOf } from "./talk_turn.js";
 import { beat, found, listed, placeOf, review, Run, runsOf, show } from "./talking.js";
@@ -130,6 +130,7 @@ function Conversation({ agent, instance }) {
   listed.value;
   const runs = runsOf(place), turns = useMemo(() => turnsOf(messages), [messages]), byTurn = new Map(traces.map((one) => [one.turnId, one]));
   const stick = () => { if (sticks.current) log.current.scrollTop = log.current.scrollHeight; };
+  useClosely(true);
   useEffect(() => {
     let soon = 0;
     show(place, load);
