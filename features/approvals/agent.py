@@ -181,7 +181,7 @@ class WaitingCalls(TurnPart):
 def who_refused(policies: list[wire.Policy], tool: str, args: object) -> tuple[str, str]:
     """Who has refused this call, a rule or a person, and the line that would allow it."""
     decision = wire.decide(policies, tool, wire.UNREADABLE if args is None else args)
-    policy, _, number = decision.rule.rpartition("/")
+    policy, _, number = decision.rule.partition(" ")[0].rpartition("/")
     place = f"before number {number}" if number.isdecimal() else "as the last one"
     rule = f'Extension/{policy or "approval"}: a rule {place}: {{tools: ["{tool}"], action: allow}}'
     if decision.action == "deny":

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from goondan.schemas.bundle.json_values import same_json
 from goondan.schemas.wire import codec, frames
@@ -118,7 +118,8 @@ class Decision(Struct, frozen=True, rename="camel", omit_defaults=True):
     reason: str | None = None
     #: How long an item waits (seconds).
     expires_s: float = DEFAULT_EXPIRY_S
-    #: Names the rule: its policy, and its number there or `default`. "" when no rule has decided.
+    #: Names the rule: its policy, and its number there or `default`. With spaces between: one of each policy that asks.
+    #: "" when no rule has decided.
     rule: str = ""
 
 
@@ -156,12 +157,14 @@ def concerns(policies: Iterable[Policy], tool: str) -> bool:
 
 
 def decide(policies: Iterable[Policy], tool: str, args: Any) -> Decision:
-    """The decision about a call of `tool` with these arguments: a JSON object or UNREADABLE."""
+    """The decision about a call of `tool` with these arguments: a JSON object or UNREADABLE. `rule` names all that ask."""
     strictest = _RUN
     for policy in policies:
         found = _of_policy(policy, tool, args)
         if _STRICTNESS[found.action] > _STRICTNESS[strictest.action]:
             strictest = found
+        elif found.action == strictest.action == "ask":
+            strictest = structs.replace(strictest, rule=f"{strictest.rule} {found.rule}")
     return strictest
 
 
@@ -507,7 +510,7 @@ class ApprovalAlways(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     agent: str
     #: Full name of the tool.
     tool: str
-    #: The digest of the rule that asked (`asking`). It answers no other rule.
+    #: The digest of the rule that asked (`asking`); of several, with spaces between. It answers no other rules.
     rule: str
     #: The digest of the arguments, without `argument`. They are the same in each call that it is for.
     rest: str

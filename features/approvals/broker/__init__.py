@@ -345,7 +345,10 @@ class Operators(Part):
     def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.show`: one item with all of its arguments, or a lasting yes."""
         always, name = self._items.always, str(asked.get("id"))
-        found = always.shown(always.all[name]) if name in always.all else self._shown(self._find(name), MAX_ARGS_BYTES)
+        yes = always.all.get(name)
+        if yes is not None and any(name in (item.id, item.code) for item in self._items.all.values()):
+            raise fail("E_USAGE", f"a call and a lasting yes are both named {name}")  # agents choose ids of calls
+        found = self._shown(self._find(name), MAX_ARGS_BYTES) if yes is None else always.shown(yes)
         self._bus.reply(connection, frame.id, found)
 
     def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:

@@ -3,7 +3,7 @@
 Rules.
 - One is for one agent and one tool. The arguments are the same as in the first call, but one of them may be any text
   with a beginning that the person has chosen.
-- It answers only the rule that asked, as that rule is written. A rule that denies comes before it, as every rule does.
+- It answers only the rules that asked, as they are written: one of each policy that wants a person. A rule that denies comes before it, as every rule does.
 - It answers no question.
 - It ends when a person takes it back. The journal keeps it until then.
 
@@ -60,7 +60,7 @@ class Always:
         if not found:
             return None
         # A question has no rule, so nothing here fits it.
-        rule, args = self._rules(agent).get(wanted.decision.rule), msgspec.msgpack.decode(wanted.args)
+        rule, args = self._digests(agent, wanted.decision), msgspec.msgpack.decode(wanted.args)
         rests = {name: _rest(wanted.tool, args, name) for name in {yes.argument for yes in found}}
         for yes in found:
             if yes.rule == rule and rests[yes.argument] == yes.rest and _begins(args, yes.argument, yes.prefix):
@@ -79,8 +79,8 @@ class Always:
             raise fail("E_USAGE", "a pattern names one text argument of the call, and what that text begins with")
         if max(len(argument), len(prefix)) > wire.MAX_TEXT:
             raise fail("E_USAGE", f"a pattern has at most {wire.MAX_TEXT} characters")
-        rule = self._rules(agent).get(wire.decide(self._policies(agent), item.tool, args).rule)
-        if rule is None:
+        rule = self._digests(agent, wire.decide(self._policies(agent), item.tool, args))
+        if not rule:
             raise fail("E_STATE_CONFLICT", "the rules have changed: they would not ask about this call any more")
         rest = _rest(item.tool, args, argument)
         code = wire.code_of(agent, item.tool, f"{rule}\0{rest}\0{argument}\0{prefix}")
@@ -123,7 +123,7 @@ class Always:
 
     def shown(self, yes: wire.ApprovalAlways) -> wire.ApprovalAlways:
         """One as an operator gets it."""
-        return structs.replace(yes, stale=yes.rule not in self._rules(yes.agent).values())
+        return structs.replace(yes, stale=not {*yes.rule.split()} <= {*self._rules(yes.agent).values()})
 
     def _policies(self, agent: str) -> list[wire.Policy]:
         spec = self._bus.plan.agents.get(agent)
@@ -131,6 +131,11 @@ class Always:
 
     def _rules(self, agent: str) -> dict[str, str]:
         return wire.asking(self._policies(agent))
+
+    def _digests(self, agent: str, decision: wire.Decision) -> str:
+        """Of the rules that ask, as a yes has them. "": none does."""
+        rules = self._rules(agent)
+        return " ".join(rules[name] for name in decision.rule.split() if name in rules)
 
 
 def _begins(args: dict[str, Any], argument: str, prefix: str) -> bool:

@@ -5,8 +5,6 @@ Source: docs/decisions/176; docs/serve.md, "One more door".
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from goondan.features.page.door import conversations, granting, inbox, looking, static, status, turns
 from goondan.features.page.door.entering import Entering, Wanted
 from goondan.features.page.door.live import Live, Wish
@@ -18,7 +16,6 @@ from goondan.features.serve.api.swarm import Swarm
 PREFIX = "/page/api"
 
 
-@lru_cache(4)  # whoever describes a door asks for its ways again
 def routes(swarm: Swarm) -> list[Way]:
     """All of them."""
     entering, live, of = Entering(swarm), Live(swarm), looking.OfInstance

@@ -83,10 +83,10 @@ class Door(Struct):
                 tokens = self._tokens(port)
                 async with Swarm(self.target) as swarm:
                     doors = beside.doors()
-                    ways = [way for door in doors for way in door.routes(swarm)]
+                    swarm.ways = [way for door in doors for way in door.routes(swarm)]
                     forms = {prefix: form for door in doors for prefix, form in getattr(door, "FORMS", {}).items()}
-                    names = Names(port, self.address, self.hosts)
-                    gate = Gate(ways, names, tokens, Bounds(), forms, _write_line if self.log else None, swarm.callers)
+                    names, log = Names(port, self.address, self.hosts), _write_line if self.log else None
+                    gate = Gate(swarm.ways, names, tokens, Bounds(), forms, log, swarm.callers)
                     self.say(f"http://{f'[{address}]' if ':' in address else address}:{port}", self.path)
                     return await self._until_over(gate, HttpService(gate, listening, gate.bounds), pidfd)
             finally:

@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
+from starlette.routing import BaseRoute
 
 from goondan.features.serve.api.rules.callers import Caller
 from goondan.kernel.cli.attach import Kernel, hold
@@ -263,6 +264,8 @@ class Swarm:
         self.state_dir = place.state_dir
         #: Who else knows a caller by the digest of a token: doors add theirs.
         self.callers: list[Callable[[bytes], Caller | None]] = []
+        #: All ways of the door.
+        self.ways: Sequence[BaseRoute] = ()
         self._joined = Joined(self._find)
         self._turns: dict[str, Turn] = {}
         self._watched = _Watched()

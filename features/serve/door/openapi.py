@@ -17,7 +17,6 @@ from starlette.routing import BaseRoute
 
 from goondan.features.serve.api.problems import Problem
 from goondan.features.serve.api.routing import JSON, Asked, Operation
-from goondan.kernel.cli import beside
 
 _REF: Final = "#/components/schemas/{name}"
 _STREAM: Final = "text/event-stream"
@@ -102,7 +101,7 @@ def _parameters(query: type[Struct] | None) -> Iterable[dict[str, Any]]:
 
 async def tell(asked: Asked) -> dict[str, Any]:
     """The document of this door."""
-    return document(route for module in beside.doors() for route in module.routes(asked.swarm))
+    return document(asked.swarm.ways)
 
 
 OPERATIONS: Final = (Operation("getOpenapi", "GET", "/openapi.json", "look", "This document.", tell),)

@@ -12,7 +12,7 @@ from msgspec import structs
 from goondan.features.approvals.broker import always as lasting
 from goondan.features.approvals.broker import items as every_item
 from goondan.features.approvals.wire import ApprovalAsk
-from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.features.approvals.waiting import RM, answered, decide, items, ran, result, waiting, working
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, answer, code_of, rules
@@ -177,6 +177,33 @@ def test_a_changed_rule_wins(config: dict[str, Any], code: str | None) -> None:
     assert code_of(agent.call(RM, "t1/c2")) == code
     assert ran(host) == (code is None)
     assert [yes.get("stale", False) for yes in listed(client)] == [config.get("rules", [])[-1:] != ASK["rules"]]
+
+
+def test_a_yes_to_one_policy_is_none_to_another_that_asks_too() -> None:
+    bench, client, _, _, _ = agreed()
+    (part,) = from_raw(rules(ASK)["approvals"], list[Any])
+    coder = structs.replace(
+        bench.plan.agents["coder"], parts={"approvals": to_raw([part, {**part, "name": "stricter"}])}
+    )
+    bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, "coder": coder})
+    bench.restart()
+    client, agent, host = bench.client(), bench.agent(), bench.host()
+    agent.take()
+    assert code_of(agent.call(RM, "t1/c2")) == "E_APPROVAL_WAITS"
+    assert decide(client, id="t1/c2", always={})["state"] == "approved"
+    agent.call(RM, "t1/c2")
+    agent.call(RM, "t1/c3")
+    assert ran(host) == 2, "the second yes is for both"
+    assert [yes.get("stale", False) for yes in listed(client)] == [False, False]
+
+
+def test_a_call_cannot_pass_for_a_lasting_yes_by_its_id() -> None:
+    bench, client, agent, _, code = agreed()
+    agent.call({"command": "other"}, code)
+    said = client.admin(op="approve.show", id=code)
+    assert (said["code"], "agent" in said) == ("E_USAGE", False), "whose token it takes is judged by this answer"
+    assert decide(client, "revoke", code)["state"] == "revoked"
+    assert client.admin(op="approve.show", id=code)["id"] == code
 
 
 def test_no_lasting_yes_is_made_when_the_rules_do_not_ask_any_more() -> None:
