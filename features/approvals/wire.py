@@ -157,7 +157,9 @@ def concerns(policies: Iterable[Policy], tool: str) -> bool:
 
 
 def decide(policies: Iterable[Policy], tool: str, args: Any) -> Decision:
-    """The decision about a call of `tool` with these arguments: a JSON object or UNREADABLE. `rule` names all that ask."""
+    """The decision about a call of `tool` with these arguments: a JSON object or UNREADABLE.
+    `rule` names all that ask.
+    """
     strictest = _RUN
     for policy in policies:
         found = _of_policy(policy, tool, args)

@@ -3,7 +3,8 @@
 Rules.
 - One is for one agent and one tool. The arguments are the same as in the first call, but one of them may be any text
   with a beginning that the person has chosen.
-- It answers only the rules that asked, as they are written: one of each policy that wants a person. A rule that denies comes before it, as every rule does.
+- It answers only the rules that asked, as they are written: one of each policy that wants a person. A rule that denies
+  comes before it, as every rule does.
 - It answers no question.
 - It ends when a person takes it back. The journal keeps it until then.
 

@@ -5,7 +5,7 @@ Source: docs/decisions/176; docs/serve.md, "One more door".
 
 from __future__ import annotations
 
-from goondan.features.page.door import conversations, granting, inbox, looking, static, status, turns
+from goondan.features.page.door import acting, looking, static, status, turns
 from goondan.features.page.door.entering import Entering, Wanted
 from goondan.features.page.door.live import Live, Wish
 from goondan.features.serve.api.gate import Way
@@ -18,7 +18,7 @@ PREFIX = "/page/api"
 
 def routes(swarm: Swarm) -> list[Way]:
     """All of them."""
-    entering, live, of = Entering(swarm), Live(swarm), looking.OfInstance
+    entering, live = Entering(swarm), Live(swarm)
     operations = (
         Operation("makeCode", "POST", "/codes", "operate", "A code.", entering.code, body=Wanted),
         Operation("openSession", "POST", "/session", None, "Its token.", entering.session, max_body=1024),
@@ -26,10 +26,7 @@ def routes(swarm: Swarm) -> list[Way]:
         Operation("listRuns", "GET", "/runs", "look", "Runs.", looking.runs, query=looking.Runs),
         Operation("getRuns", "POST", "/runs/details", "look", "Turns.", looking.details, body=looking.Details),
         Operation("listLines", "GET", "/logs", "look", "Lines of logs.", looking.lines, query=looking.Lines),
-        Operation("export", "GET", "/conversations/export", "look", "A conversation.", looking.export, query=of),
-        *inbox.OPERATIONS,
-        *conversations.OPERATIONS,
-        Operation("grant", "POST", "/grants", "operate", "A grant.", granting.grant, body=granting.Grant),
+        *acting.OPERATIONS,
         *status.OPERATIONS,
         *turns.OPERATIONS,
     )

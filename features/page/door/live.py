@@ -152,7 +152,7 @@ class Live:
     async def _observe(self) -> None:
         """Observe the kernel that runs, and the next one, until cancelled."""
         while True:
-            with suppress(GoondanError):  # no kernel runs, or it has just gone
+            with suppress(GoondanError, OSError):  # no kernel runs, it has just gone, or there are too many files
                 session = await self._swarm.session()
                 self._heard = 0
                 with closing(

@@ -1,4 +1,4 @@
-"""What the page looks at: runs, one row for each trace; what a few of them say; lines of logs; a whole conversation.
+"""What the page looks at: runs, one row for each trace; what a few of them say; lines of logs.
 
 Rows come from the index of turns alone, which may have some hundred thousand.
 
@@ -17,8 +17,7 @@ from msgspec import Meta, Struct, structs
 
 from goondan.features.serve.api import Caller
 from goondan.features.serve.api.routing import Asked
-from goondan.kernel.cli.rules import batch
-from goondan.kernel.traces import conversations, logs
+from goondan.kernel.traces import logs
 from goondan.kernel.traces.rules.turn import Trace
 from goondan.kernel.traces.search import brief_turns, running_since
 from goondan.schemas.system import trace_index
@@ -58,15 +57,6 @@ class Lines(Struct, forbid_unknown_fields=True, rename={"since": "from", "until"
     since: float
     #: Until this one.
     until: float
-
-
-class OfInstance(Struct, forbid_unknown_fields=True):
-    """Whose conversation."""
-
-    #: The agent's.
-    agent: str
-    #: And the instance's.
-    instance: str = "default"
 
 
 @lru_cache(4)
@@ -112,12 +102,3 @@ def _lines(state_dir: str, wanted: Lines) -> list[dict[str, Any]]:
     own = logs.of_instance(f"{state_dir}/logs", wanted.agent, wanted.instance, MAX_LOOKED)
     read = [line for line in own if wanted.since <= line.time * 1000 <= wanted.until][:MAX_LINES]
     return [{"at": line.time * 1000, "role": line.role, "level": line.level, "text": line.text} for line in read]
-
-
-async def export(asked: Asked) -> dict[str, Any]:
-    """A whole conversation, as `gdn instance export` prints it."""
-    agent, key = asked.query.agent, batch.check_instance(asked.query.instance)
-    asked.caller.check_agent(agent)
-    generation = await asked.swarm.generation(agent)
-    found = await asyncio.to_thread(conversations.messages, asked.swarm.state_dir, agent, key, generation)
-    return {"agent": agent, "instanceKey": key, "messages": found}

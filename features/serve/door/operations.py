@@ -7,6 +7,7 @@ Source: docs/design/delivery.md section 10; docs/approvals.md; docs/budgets.md; 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.features.serve.api.routing import Asked, Operation
+from goondan.kernel.cli.named_files import with_files
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, check_texts
 from goondan.kernel.cli.rules import batch
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -130,6 +132,11 @@ async def mailbox(asked: Asked) -> dict[str, Any]:
     return await question(asked, "events", {"agent": asked.query.agent, "instanceKey": key})
 
 
+async def approval(asked: Asked) -> dict[str, Any]:
+    """One item, and digests of the files that its arguments name (`files`), as `gdn approve show` has them."""
+    return await asyncio.to_thread(with_files, await Question("approve.show", "id").ask(asked))
+
+
 def _row(
     name: str, method: Literal["GET", "POST"], path: str, summary: str, asking: Question, **more: Any
 ) -> Operation:
@@ -153,7 +160,7 @@ OPERATIONS: Final = (
     _row("requeueDeadLetter", "POST", f"{_DEAD}/requeue", "Send it again, as a new message.", _REQUEUE),
     _row("dropDeadLetter", "POST", f"{_DEAD}/drop", "Forget it.", _DROP),
     _row("listApprovals", "GET", "/approvals", "Calls that wait for a person.", _CALLS, query=Items),
-    _row("getApproval", "GET", "/approvals/{id}", "One, with all arguments.", Question("approve.show", "id")),
+    Operation("getApproval", "GET", "/approvals/{id}", "look", "One, with all arguments.", approval),
     _row("decideApproval", "POST", "/approvals/{id}", "Decide about it.", _DECIDE, body=Decision),
     _row("listBudgets", "GET", "/budgets", "What messages have used of their budgets.", _USED, query=OfEvent),
 )

@@ -32,6 +32,7 @@ class Kernel:
     def __init__(self) -> None:
         self.callers: list[Any] = []
         self.there = True
+        self.failure: Exception = fail("E_KERNEL_NOT_RUNNING", "none")
         self.over = False
         self.read_to = 0
         self.wishes: list[Observe] = []
@@ -39,7 +40,7 @@ class Kernel:
 
     async def session(self) -> Kernel:
         if not self.there:
-            raise fail("E_KERNEL_NOT_RUNNING", "none")
+            raise self.failure
         self.over = False
         return self
 
@@ -219,5 +220,15 @@ def test_one_that_was_refused_observes_later(monkeypatch: pytest.MonkeyPatch) ->
         assert events(await anext(one)) == ["gap"]
         kernel.tell(seen(1))
         assert [event["n"] for event in events(await anext(one))] == [1]
+
+    tries(monkeypatch, steps)
+
+
+def test_when_the_door_has_no_file_left_it_observes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(kernel: Kernel, door: Live) -> None:
+        kernel.there, kernel.failure = False, OSError(24, "Too many open files")
+        reader = await reading(door, ALL)
+        kernel.there = True
+        assert events(await anext(reader)) == ["gap"]
 
     tries(monkeypatch, steps)

@@ -58,7 +58,7 @@ function Row({ item }) {
 
 /** One item: what it would do, and what can be said to it. */
 function Item({ code, onDone }) {
-  const { value: item, problem } = useLoaded(() => get(`/page/api/approvals/${encodeURIComponent(code)}`), [code]);
+  const { value: item, problem } = useLoaded(() => get(`/api/v1/approvals/${encodeURIComponent(code)}`), [code]);
   const [wrong, setWrong] = useState(null);
   const [whole, setWhole] = useState(false);
   const [ready, setReady] = useState(false);

@@ -169,8 +169,13 @@ function Conversation({ agent, instance }) {
     location.hash = hash(agent, key);
   });
   const exported = guarded(async () => {
-    const whole = await get("/page/api/conversations/export", { agent, instance });
-    save(`${agent}-${instance}.json`.replace(/[^\w.-]/g, "_"), "application/json", JSON.stringify(whole, null, 1));
+    const messages = [];
+    for (let before; before !== null;) {
+      const page = await get(`/api/v1/agents/${encodeURIComponent(agent)}/conversation`, { instance, before, limit: 200 });
+      messages.unshift(...page.messages);
+      before = page.before;
+    }
+    save(`${agent}-${instance}.json`.replace(/[^\w.-]/g, "_"), "application/json", JSON.stringify({ agent, instanceKey: instance, messages }, null, 1));
   });
   return html`<section class="talk-one" aria-label="Conversation"><div class="talk-head"><a class="talk-back" href="#/talk">All</a> <h2>${visible(agent)} / ${visible(instance)}</h2>
       <button onClick=${fork()} disabled=${!messages.length}>Fork</button> <button onClick=${exported} disabled=${!messages.length}>Export</button></div>

@@ -1,20 +1,22 @@
-"""What a person changes of a conversation from the page: its last turn is taken back, or another instance begins with a
-copy.
+"""What a person does from the page that the API does not have: the last turn of a conversation is taken back, another
+instance begins with a copy, and a packaged tool gets what it asks for.
 
-The agent makes the change: it is an operator's event, whose name is the core's. A kernel without what answers such
-events says E_FEATURE_MISSING.
+The agent changes a conversation: it is an operator's event, whose name is the core's. A kernel without what answers
+such events says E_FEATURE_MISSING.
 
-Source: docs/conversations.md; docs/decisions/178.
+Source: docs/conversations.md; docs/decisions/178; docs/design/sandbox.md section 1; docs/decisions/176.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
 from goondan.features.serve.api.routing import Asked, Operation
+from goondan.kernel.cli.commands.permissions import accept_tool
 from goondan.kernel.cli.console.conversation import ANSWER_S
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules.batch import check_instance
@@ -43,6 +45,13 @@ class Fork(Change, forbid_unknown_fields=True):
     step: Annotated[int, Meta(ge=1)] = 1
     #: The key of the new instance. None: one that no instance has.
     to: str | None = None
+
+
+class Grant(Struct, forbid_unknown_fields=True):
+    """Which tool."""
+
+    #: Its id: PACKAGE/NAME.
+    tool: str
 
 
 async def undo(asked: Asked) -> dict[str, Any]:
@@ -74,7 +83,18 @@ async def _operate(asked: Asked, key: str, kind: str, said: Any) -> dict[str, An
     return done
 
 
-OPERATIONS = (
+async def grant(asked: Asked) -> dict[str, str]:
+    """As `gdn grant accept` does. A kernel that runs gets it at its next start. What was asked for is not said: there
+    may be values of the environment in it.
+    """
+    if "*" not in asked.caller.agents:
+        raise fail("E_FORBIDDEN", f"a tool is for all agents, and the token {asked.caller.name} is for some")
+    done = await asyncio.to_thread(accept_tool, asked.body.tool, asked.swarm.place.bundle)
+    return {"tool": done["tool"], "status": done["status"]}
+
+
+OPERATIONS: Final = (
     Operation("undoTurn", "POST", "/conversations/undo", "operate", "Take the last turn back.", undo, body=Change),
     Operation("forkConversation", "POST", "/conversations/fork", "operate", "Begin with a copy.", fork, body=Fork),
+    Operation("grant", "POST", "/grants", "operate", "A tool gets what it asks for.", grant, body=Grant),
 )
