@@ -39,11 +39,13 @@ def with_files(item: dict[str, Any]) -> dict[str, Any]:
 
 def _digest(workdir: str, name: str) -> str | None:
     """SHA-256 of the file. None: it is none of those that are read. Raises OSError, ValueError."""
-    path = os.path.realpath(os.path.join(workdir, name))
-    if not path.startswith(os.path.realpath(workdir) + os.sep):
+    path, below = os.path.realpath(os.path.join(workdir, name)), os.path.realpath(workdir) + os.sep
+    if not path.startswith(below):
         return None
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_size > MAX_FILE_BYTES:
+            return None
+        if not os.readlink(f"/proc/self/fd/{file.fileno()}").startswith(below):  # a tool has put a link in its way
             return None
         return hashlib.sha256(file.read(MAX_FILE_BYTES)).hexdigest()

@@ -305,3 +305,23 @@ def test_names_without_end_cost_little(tmp_path: Path) -> None:
     item = {**ITEM, "workdir": str(tmp_path), "args": {"command": names}}
     assert len(with_files(item)["files"]) == MAX_FILES
     assert with_files({**item, "workdir": None})["files"] == {}
+
+
+def test_a_link_that_a_tool_puts_in_the_way_shows_no_file_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, outside, real = tmp_path / "work", tmp_path / "outside", os.open
+    for folder in (work / "src", outside):
+        folder.mkdir(parents=True)
+        (folder / "run.py").write_text("print()")
+    item = {"args": {"command": "python src/run.py"}, "workdir": str(work)}
+    assert [*with_files(item)["files"]] == ["src/run.py"]
+
+    def swapped(path: str, flags: int) -> int:
+        if path.endswith("run.py"):
+            (work / "src").rename(work / "old")
+            (work / "src").symlink_to(outside)
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", swapped)
+    assert with_files(item)["files"] == {}
