@@ -35,6 +35,8 @@ BATCH_S: Final = 0.03
 MAX_WAITING: Final = 1 << 20
 #: Readers at once: a browser is one, however many tabs it has.
 MAX_READERS: Final = 64
+#: Those of one caller's name, which the passes of a token share: others look on, too.
+MAX_OF_ONE: Final = 32
 #: Nothing is said for so long, then a comment (seconds): less than proxies wait for.
 HEARTBEAT_S: Final = 15.0
 #: How long a new reader waits until the broker is observed (seconds). Later it is told that it has missed something.
@@ -66,8 +68,8 @@ def encoded(heard: Seen, at: int) -> bytes:
 class Reader:
     """One reader, and what waits for it."""
 
-    def __init__(self, shown: Callable[[str], bool], closely: bool = False) -> None:
-        self.shown = shown
+    def __init__(self, shown: Callable[[str], bool], closely: bool = False, name: str = "") -> None:
+        self.shown, self.name = shown, name
         self.closely = closely
         #: Something waits.
         self.woken = asyncio.Event()
@@ -114,9 +116,10 @@ class Live:
         """The stream of a reader. What happens after its head has come is in it, or a gap. Raises GoondanError
         E_OVERLOADED.
         """
-        if len(self._readers) >= MAX_READERS:
-            raise fail("E_OVERLOADED", f"{MAX_READERS} pages look on already, and no more may")
-        reading = self._read(Reader(asked.caller.may_speak_to, asked.query.closely))
+        of_one = sum(one.name == asked.caller.name for one in self._readers)
+        if of_one >= MAX_OF_ONE or len(self._readers) >= MAX_READERS:
+            raise fail("E_OVERLOADED", f"{len(self._readers)} pages look on already, and no more may")
+        reading = self._read(Reader(asked.caller.may_speak_to, asked.query.closely, asked.caller.name))
         await anext(reading)
         return StreamingResponse(reading, media_type="text/event-stream")
 

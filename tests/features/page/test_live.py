@@ -196,9 +196,13 @@ def test_a_reader_that_does_not_read_costs_no_more_than_its_bound() -> None:
 
 def test_a_token_opens_no_more_streams_than_there_are_browsers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(kernel: Kernel, door: Live) -> None:
-        every = [await reading(door, MAIN) for _ in range(live.MAX_READERS)]
+        every = [await reading(door, MAIN) for _ in range(live.MAX_OF_ONE)]
         with pytest.raises(GoondanError, match="pages look on"):
             await reading(door, MAIN)
+        others = [await reading(door, ALL) for _ in range(live.MAX_READERS - live.MAX_OF_ONE)]
+        with pytest.raises(GoondanError, match="pages look on"):
+            await reading(door, Caller("third", "look", ("main",)))
+        await others.pop().aclose()  # type: ignore[attr-defined]
         await every.pop().aclose()  # type: ignore[attr-defined]
         every.append(await reading(door, MAIN))
 
