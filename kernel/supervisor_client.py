@@ -83,6 +83,15 @@ class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
     last_exit: str | None = None
     #: Of the broker: the folder of its sockets and of the operator's token.
     run_dir: str | msgspec.UnsetType = msgspec.UNSET
+    #: Its memory (bytes), for who asks a door.
+    memory: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def memory_of(pid: int | None) -> int | None:
+    """The resident memory of a process (bytes). None: there is no such process."""
+    with suppress(OSError), open(f"/proc/{pid}/statm", "rb") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 class Request(msgspec.Struct, rename="camel", omit_defaults=True):

@@ -7,7 +7,6 @@ Source: docs/decisions/175; PROTOCOL-OPERATORS.md; the exposition format of Prom
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from goondan.kernel.cli.rules.plain import one_line
-from goondan.kernel.supervisor_client import ask_supervisor
+from goondan.kernel.supervisor_client import ask_supervisor, memory_of
 from goondan.kernel.traces.used import UsedSoFar
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.usage import NANO
@@ -112,8 +111,8 @@ class _Numbers:
             for row in (reply and reply.processes) or []:
                 whose = (row.role, row.name if row.role == "agent" else "")
                 yield "process_restarts_total", whose, row.restarts
-                with suppress(OSError), open(f"/proc/{row.pid}/statm", "rb") as memory:
-                    yield "process_memory_bytes", whose, int(memory.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                if (memory := memory_of(row.pid)) is not None:
+                    yield "process_memory_bytes", whose, memory
         for agent, part, used in self._used.look():
             yield "model_calls_total", (agent, part.model), used.model_calls
             for kind in ("input", "output", "cached", "reasoning"):

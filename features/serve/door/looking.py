@@ -23,7 +23,7 @@ from goondan.kernel.cli.commands.instances import instance_document, instance_ro
 from goondan.kernel.cli.commands.processes import RESTART_S, external
 from goondan.kernel.cli.commands.traces import find_trace
 from goondan.kernel.cli.rules import batch
-from goondan.kernel.supervisor_client import ProcessInfo, ask_supervisor
+from goondan.kernel.supervisor_client import ProcessInfo, ask_supervisor, memory_of
 from goondan.kernel.traces.conversations import page
 from goondan.kernel.traces.rules.tree import TraceTree, calls_of, total_of
 from goondan.kernel.traces.rules.turn import ToolCall, Trace
@@ -213,7 +213,7 @@ async def processes(asked: Asked) -> list[ProcessInfo]:
 def _processes(swarm: Swarm) -> list[ProcessInfo]:
     reply = ask_supervisor(swarm.state_dir, "ps")
     if reply is not None:
-        return reply.processes or []
+        return [structs.replace(row, memory=memory_of(row.pid)) for row in reply.processes or ()]
     broker = by_hand(swarm.place)
     return [] if broker is None else external(broker)
 

@@ -1,8 +1,7 @@
-"""What the door says of memory, servers and what was learned, and to whom."""
+"""What the door says of servers and what was learned, and to whom."""
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from goondan.features import parts
 from goondan.features.page.door import status
 from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.rules.callers import Caller
-from goondan.kernel.supervisor_client import ProcessInfo, Reply
+from goondan.kernel.supervisor_client import Reply
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.tool_host_reports import ServerState, WorkerNews
 
@@ -30,10 +29,6 @@ ROW = {
     "dropped": 0,
     "droppedTurns": 0,
 }
-
-
-def process(role: str, name: str, pid: int | None, key: str | None = None) -> ProcessInfo:
-    return ProcessInfo(role=role, name=name, instance_key=key, pid=pid, status="running", since=AT)
 
 
 def session(server: str, agent: str | None, error: str | None = None) -> WorkerNews:
@@ -55,15 +50,11 @@ async def told(monkeypatch: pytest.MonkeyPatch, reply: Reply | None, *agents: st
     return await status.status(Asked(Caller("phone", "look", agents), swarm, {}, None, None, nothing))
 
 
-async def test_memory_servers_and_what_was_learned_are_told_as_far_as_they_are_of_the_callers_agents(
+async def test_servers_and_what_was_learned_are_told_as_far_as_they_are_of_the_callers_agents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own, above = os.getpid(), os.getppid()
-    rows = [process("agent", "main", own, "k"), process("agent", "secret", above, "k"), process("broker", "b", None)]
-    reply = Reply(ok=True, processes=rows, servers=[session("files", None), session("mail", "main", "E_X: gone")])
+    reply = Reply(ok=True, servers=[session("files", None), session("mail", "main", "E_X: gone")])
     whole = await told(monkeypatch, reply, "*")
-    assert set(whole["memory"]) == {str(own), str(above)}
-    assert whole["memory"][str(own)] > 1 << 20
     assert [(one["server"], one.get("lastError")) for one in whole["servers"]] == [
         ("files", None),
         ("mail", "E_X: gone"),
@@ -71,10 +62,9 @@ async def test_memory_servers_and_what_was_learned_are_told_as_far_as_they_are_o
     lines = [(module.LEARNED.op, module.LEARNED.line(ROW)) for module in LEARNED]
     assert [(row["about"], row["text"]) for row in whole["learned"]] == lines
     mine = await told(monkeypatch, reply, "main")
-    assert set(mine["memory"]) == {str(own)}
     assert [one["server"] for one in mine["servers"]] == ["mail"]
     assert mine["learned"] == []
 
 
 async def test_without_a_kernel_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await told(monkeypatch, None, "*", kernel=False) == {"memory": {}, "servers": [], "learned": []}
+    assert await told(monkeypatch, None, "*", kernel=False) == {"servers": [], "learned": []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ import pytest
 
 from goondan.features.serve.api import Caller
 from goondan.features.serve.api.routing import Asked
+from goondan.features.serve.api.swarm import Swarm
 from goondan.features.serve.door import OPERATIONS, looking
 from goondan.features.serve.door.looking import Traces, is_wanted
 from goondan.features.serve.door.operations import Decision
-from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.kernel.cli.state import BundleTarget
+from goondan.kernel.supervisor_client import ProcessInfo, Reply
 from goondan.kernel.traces.rules.turn import ModelCall, Step, ToolCall, Trace
 from goondan.schemas.wire.frames import ErrorPayload
 from tests.checks import refuses
@@ -107,6 +110,13 @@ async def test_processes_that_do_not_say_whose_they_are_are_for_who_may_see_all(
     monkeypatch.setattr(looking, "_processes", lambda swarm: rows)
     assert await ask("listProcesses", Broker(), "main") == rows[:2]
     assert await ask("listProcesses", Broker(), "*") == rows
+
+
+def test_a_process_is_told_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [ProcessInfo(role="agent", name="main", pid=pid, status="running", since=AT) for pid in (os.getpid(), None)]
+    monkeypatch.setattr(looking, "ask_supervisor", lambda *_: Reply(processes=rows))
+    here, none = looking._processes(Swarm(BundleTarget("/no/bundle", "/no/state")))
+    assert isinstance(here.memory, int) and here.memory > 1 << 20 and none.memory is None
 
 
 async def test_of_a_trace_turns_of_other_agents_are_left_out_wherever_they_hang(

@@ -162,11 +162,11 @@ function Budgets() {
 const amount = (number) => number.toLocaleString(undefined, { maximumFractionDigits: 4 });
 
 function Processes({ clock }) {
-  const { processes, status } = seen.value;
+  const { processes } = seen.value;
   return html`<${Part} title="Processes and jails" none="No process runs." head=${["Name", "Kind", "State", "For", "Memory", "Restarts", "Last end", ""]} rows=${processes}
     row=${(row) => html`<tr key=${row.role + row.name + row.instanceKey + row.pid}><th scope="row">${visible(row.instanceKey ? `${row.name}/${row.instanceKey}` : row.name)}</th>
       <td>${row.role === "worker" ? "jail" : visible(row.role)}</td><td class=${row.status === "crash-loop" ? "bad" : ""}>${visible(row.status)}</td>
-      <td>${lasted(clock - Date.parse(row.since))}</td><td class="number">${status?.memory[row.pid] ? bytes(status.memory[row.pid]) : "–"}</td>
+      <td>${lasted(clock - Date.parse(row.since))}</td><td class="number">${row.memory ? bytes(row.memory) : "–"}</td>
       <td class="number">${count(row.restarts)}</td><td>${visible(row.lastExit ?? "")}</td>
       <td>${row.role === "agent" && html`<${Do} path=${`/api/v1/agents/${encodeURIComponent(row.name)}/restart`} label=${`Restart ${visible(row.name)}`}
         title="Its processes begin anew, each at the end of its step">Restart<//>`}</td></tr>`} />`;

@@ -249,7 +249,6 @@ def test_what_is_seldom_is_drawn_too(page: Site) -> None:
         told={
             "/api/v1/waits": {"waits": [], "turns": [], "stuck": [], "cycles": [["a/k", "b/k"]], "more": 0},
             "/page/api/status": {
-                "memory": {},
                 "servers": [
                     {"server": "mail", "extension": "mail", "agent": "boss", "instanceKey": "k", "state": "login"},
                     {"server": "f", "extension": "f", "state": "ended", "calls": 7, "memoryKb": 2048}
