@@ -186,7 +186,7 @@ def test_a_person_who_does_not_want_to_act_has_decided_nothing(page: Site) -> No
     asked.see(
         """
         await page.keyboard.press("y");
-        await page.waitForSelector("dialog");
+        await page.waitForSelector("dialog[open]"); // else the key is nobody's
         await page.keyboard.press("Escape");
         await page.waitForFunction(() => !document.querySelector("dialog"));
         await it.settled(page);
