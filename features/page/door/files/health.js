@@ -8,7 +8,7 @@ import { computed, effect, signal, useEffect } from "./view.js";
 
 /** News come in bursts: after the first one it is asked so soon, and then so often at most (ms). When nothing is heard, it
  * is asked so often. What news seldom change is asked so often at most. The second numbers are for who looks closely. */
-const SOON_MS = 200, BETWEEN_MS = [3000, 1000], QUIET_MS = [30000, 10000], SELDOM_MS = [15000, 5000];
+const SOON_MS = 200, BETWEEN_MS = [3000, 2000], QUIET_MS = [30000, 10000], SELDOM_MS = [15000, 5000];
 /** What says nothing of who works or waits. */
 const SMALL = new Set(["text", "reasoning", "tool.progress"]);
 const OFTEN = { waits: "/api/v1/waits", approvals: "/api/v1/approvals" };
@@ -70,9 +70,11 @@ export function useClose() {
 /** Begin to ask. */
 export function begin() {
   on((events) => {
-    if (events && events.every((one) => SMALL.has(one.kind))) return;
-    soon(!events || events.some((one) => one.kind === "event.ended" && one.state !== "done"));
+    if (events?.every((one) => SMALL.has(one.kind))) return;
+    // A busy swarm is heard of with a gap each second.
+    soon(Boolean(events?.some((one) => one.kind === "event.ended" && one.state !== "done")));
   });
+  effect(() => { if (connection.value === "live") soon(); });
   setInterval(() => { if (Date.now() - seen.value.at >= QUIET_MS[+(close > 0)]) soon(); }, 2000);
   document.addEventListener("visibilitychange", () => soon());
   effect(() => { if (looking.value) soon(); });
