@@ -87,8 +87,8 @@ const open = async (code) => {
 };
 const said = (text) => until(true, ".inbox-said", text);
 const act = async () => {
-  await page.waitForSelector("dialog input[name=code]");
-  await page.type("dialog input[name=code]", it.args.act);
+  await page.waitForSelector("dialog[open] input[name=code]:focus");
+  await page.type("dialog[open] input[name=code]", it.args.act);
   await page.keyboard.press("Enter");
 };
 const { code } = it.args;

@@ -35,7 +35,7 @@ STEPS: Final = """
     const press = async (label) => {
       await (await page.waitForSelector(`button[aria-label="${label}"]`)).click();
       if (!it.args.code) return;
-      const field = await page.waitForSelector('dialog input[name="code"]');
+      const field = await page.waitForSelector('dialog[open] input[name="code"]:focus');
       await field.type(it.args.code);
       await field.press("Enter");
       it.args.code = "";
