@@ -86,11 +86,13 @@ function Keys() {
 
 /** Takes a code or a token. */
 function Code({ act, onDone }) {
-  const [wrong, setWrong] = useState(null);
+  const [wrong, setWrong] = useState(null), used = useRef("");
   const submit = (event) => {
     event.preventDefault();
     const code = new FormData(event.currentTarget).get("code").trim();
-    if (code) session.open(code, act).then(onDone, setWrong);
+    if (!code || code === used.current) return; // pasted, and Enter behind it: it is good once
+    used.current = code;
+    session.open(code, act).then(onDone, setWrong);
   };
   const pasted = ({ inputType, currentTarget: { form } }) => inputType === "insertFromPaste" && form.requestSubmit();
   return html`<form class="code" onSubmit=${submit}><label>Code <input name="code" required autofocus autocomplete="off" spellcheck=${false} onInput=${pasted} /></label>

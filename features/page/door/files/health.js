@@ -54,7 +54,7 @@ async function ask() {
 /** Ask soon; everything, after something that may have changed it. */
 export function soon(everything = true) {
   if (everything) seldomDue = 0;
-  timer ||= setTimeout(ask, Math.max(seen.value.at ? SOON_MS : 0, due - Date.now()));
+  timer ||= setTimeout(ask, Math.max(seen.peek().at ? SOON_MS : 0, due - Date.now()));
 }
 
 /** Look closely, while a view is shown. */
