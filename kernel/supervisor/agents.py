@@ -250,9 +250,10 @@ class Agents:
         """Whether any of them has not said goodbye."""
         return not all(agent.is_done for agent in self.roster.live.values())
 
-    def launches(self, agents: Collection[str]) -> set[int]:
-        """The launches of these agents whose processes live, or may."""
-        return {one.launch for one in self.roster.live.values() if one.principal.name in agents}
+    def launches(self, agents: Collection[str], *, here: bool = False) -> set[int]:
+        """The launches of these agents whose processes live, or may. `here`: those that the broker has welcomed."""
+        live = self.roster.live.values()
+        return {one.launch for one in live if one.principal.name in agents and (one.was_ready or not here)}
 
     def processes(self, offset: float) -> list[ProcessInfo]:
         """The agents, for `ps`. `offset` added to the loop's time gives the wall-clock time."""

@@ -376,7 +376,7 @@ class Conductor:
             raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {', '.join(sorted(agents))[:500]}")
         if fresh:
             await self._begin_anew(agent)
-        before = self._agents.launches([agent])
+        before = self._agents.launches([agent], here=True)  # nobody asks one to leave that is only starting: it is new
         self._kernel.answer(control.RestartAgents([agent], round(processes.RESTART_GRACE_S * 1000)))
         loop = asyncio.get_running_loop()
         until = loop.time() + processes.RESTART_GRACE_S + lifecycle.LEAVE_LIMIT_S

@@ -336,3 +336,16 @@ def test_a_kernel_that_cannot_be_replaced_goes_on_and_can_be_stopped_while_it_re
         told = json.loads(restarting.communicate(timeout=30)[0])
         assert told["error"]["code"] == "E_KERNEL_NOT_RUNNING"
         busy.wait(30)
+
+
+def test_an_agent_that_is_only_starting_is_not_waited_for() -> None:
+    with sandbox() as kernel:
+        kernel.detach()
+        forks = kernel.pid("forkserver")
+        os.kill(forks, signal.SIGSTOP)
+        try:
+            kernel.gdn("send", "hello", "--instance", "late", "--no-wait")
+            wait_until(lambda: any(row["role"] == "agent" and row["status"] == "starting" for row in kernel.ps()))
+            assert kernel.gdn("restart", "--agent", "main", "--json", timeout=10).json["processes"] == 0
+        finally:
+            os.kill(forks, signal.SIGCONT)
