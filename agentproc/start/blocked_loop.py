@@ -135,6 +135,7 @@ class LoopWatch:
         except OSError as error:
             log.warning("%s: %s", self._path, error.strerror)
             return
+        # It reads frames that may be running. Seldom that ends the process, which its lease ends soon in any case.
         faulthandler.dump_traceback_later(BLOCKED_S, file=self._file)
 
     def end(self) -> None:
