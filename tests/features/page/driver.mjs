@@ -24,6 +24,7 @@ const browser = await puppeteer.launch({
   headless: "shell",
   userDataDir: profile,
   args: ["--no-sandbox", "--disable-gpu"],
+  pipe: true, // who dies without a goodbye takes its browser along
 });
 
 /** Notes what a tab or a worker asks for, what its policy forbids, and what goes wrong in it. */

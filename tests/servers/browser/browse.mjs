@@ -12,6 +12,7 @@ const browser = await puppeteer.launch({
   headless: "shell",
   userDataDir: profile,
   args: ["--no-sandbox", "--disable-gpu"],
+  pipe: true, // who dies without a goodbye takes its browser along
 });
 try {
   const page = await browser.newPage();
