@@ -28,7 +28,7 @@ from typing import Any, Final
 import uvloop
 
 from bench.swarm import PATIENCE_S, Swarm, processor_time
-from bench.turn import CALL, kernel, model_server
+from bench.turn import kernel, model_server, turns
 from goondan.kernel.cli.observing import Missed, Observation, Seen
 from goondan.kernel.cli.session import Session
 from goondan.schemas.transport import chosen
@@ -152,26 +152,19 @@ async def cost(made: Swarm, rounds: int) -> dict[tuple[str, str], list[float]]:
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     with attached(made) as place:
         async with made.client() as client, Session(place) as session:
-
-            async def some(count: int, instance: str) -> None:
-                for _ in range(count):
-                    answer = await client.ask("main", f"call {CALL}", instance=instance, deadline=PATIENCE_S)
-                    if not (answer.text or "").startswith("done after"):
-                        raise SystemExit(str(answer))
-
             for number in range(rounds):
                 instance = f"round-{number // PER_INSTANCE}"
                 if number % PER_INSTANCE == 0:
-                    await some(3, instance)  # its agent and its jail start
+                    await turns(client, 3, instance)  # its agent and its jail start
                 for side in sides[number % 3 :] + sides[: number % 3]:
                     reader, observation = Reader(), None
                     if side != NOBODY:
                         wish = WINDOW if side == READS else Observe(events=1, bytes=1 << 20)
                         observation = await session.observe(wish, reader)
                         reader.observation = observation if side == READS else None
-                    await some(2, instance)  # who does not read is behind then
+                    await turns(client, 2, instance)  # who does not read is behind then
                     before = made.cpu_by_name()
-                    await some(TURNS, instance)
+                    await turns(client, TURNS, instance)
                     for name, seconds in made.cpu_by_name().items():
                         found[side, name].append((seconds - before.get(name, 0.0)) / TURNS * 1000)
                     if observation is not None:

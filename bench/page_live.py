@@ -28,7 +28,7 @@ import uvloop
 
 from bench.swarm import PATIENCE_S, Swarm, processor_time, swarm
 from bench.tab import Tab, tab
-from bench.turn import CALL, kernel, model_server
+from bench.turn import kernel, model_server, turns
 from goondan.schemas.transport import chosen
 
 #: Events a second that are wanted, and the turns that tell them: an agent tells of its text every 30 ms.
@@ -140,23 +140,16 @@ async def cost(made: Swarm, beside: Tab, rounds: int) -> dict[tuple[str, str], l
     """The processor time of each kind of process for a turn (milliseconds), for each side, round by round."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     async with made.client() as client:
-
-        async def some(count: int, instance: str) -> None:
-            for _ in range(count):
-                answer = await client.ask("main", f"call {CALL}", instance=instance, deadline=PATIENCE_S)
-                if not (answer.text or "").startswith("done after"):
-                    raise SystemExit(str(answer))
-
         for number in range(rounds):
             instance = f"round-{number // PER_INSTANCE}"
             if number % PER_INSTANCE == 0:
-                await some(3, instance)  # its agent and its jail start
+                await turns(client, 3, instance)  # its agent and its jail start
             for side in SIDES[number % 3 :] + SIDES[: number % 3]:
                 await asyncio.to_thread(beside.open, side) if side else await asyncio.to_thread(beside.does, "shut")
-                await some(2, instance)
+                await turns(client, 2, instance)
                 await asyncio.sleep(SETTLED_S)  # what a page asks once is over
                 before = {**made.cpu_by_name(), "door": processor_time(beside.door)}
-                await some(TURNS, instance)
+                await turns(client, TURNS, instance)
                 for name, seconds in {**made.cpu_by_name(), "door": processor_time(beside.door)}.items():
                     found[side, name].append((seconds - before.get(name, 0.0)) / TURNS * 1000)
     return found

@@ -118,7 +118,7 @@ class Writer:
             call = f"call_{step}"
             tries = [TryDetail("the server said 529", 40)] if step % 20 == 0 else []
             model = ModelDetail(step=step, model="vendor/large", input_tokens=900, output_tokens=70, money=3_000_000)
-            args = '{"path":"/work/a.txt","text":"' + "x" * 120 + '"}'
+            args = '{"path":"a.txt","text":"' + "x" * 120 + '"}'
             self.note(store, turn, "step.started", 1, step)
             self.note(store, turn, "model.answered", 200, _with(model, tries))
             self.note(store, turn, "tool.called", 1, CallDetail(call, "files__write", args=args))

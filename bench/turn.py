@@ -29,6 +29,7 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import line, program
 from bench.swarm import PATIENCE_S, Swarm, swarm
+from goondan_client.client import Client
 
 TOOLS = Path(__file__).parent / "tools"
 STEPS, WIDTH = 50, 200
@@ -125,6 +126,19 @@ async def measure(turn: Turn, used: Callable[[], Spent]) -> Mapping[str, float]:
     return found
 
 
+async def one_turn(client: Client, instance: str, text: str) -> None:
+    """One turn. Raises SystemExit for an answer that is not the model server's."""
+    answer = await client.ask("main", text, instance=instance, deadline=PATIENCE_S)
+    if not (answer.text or "").startswith("done after"):
+        raise SystemExit(f"{text[:40]}: {answer}")
+
+
+async def turns(client: Client, count: int, instance: str) -> None:
+    """So many turns of an instance, each with one call. Raises SystemExit."""
+    for _ in range(count):
+        await one_turn(client, instance, f"call {CALL}")
+
+
 def used_by(made: Swarm) -> Spent:
     """The processor time of each kind of process."""
     found: dict[str, float] = defaultdict(float)
@@ -136,13 +150,7 @@ def used_by(made: Swarm) -> Spent:
 async def in_kernel(made: Swarm) -> Mapping[str, float]:
     """By the client for Python."""
     async with made.client() as client:
-
-        async def turn(instance: str, text: str) -> None:
-            answer = await client.ask("main", text, instance=instance, deadline=PATIENCE_S)
-            if not (answer.text or "").startswith("done after"):
-                raise SystemExit(f"{text[:40]}: {answer}")
-
-        return await measure(turn, partial(used_by, made))
+        return await measure(partial(one_turn, client), partial(used_by, made))
 
 
 def side(provider: str, durability: str, seconds: float) -> Mapping[str, float]:
