@@ -64,14 +64,14 @@ class Message(NamedTuple):
 
 
 def event_frame(message: Message, event_id: str, timeout_s: float | None) -> Frame:
-    """The event of a message; the broker gives up after `timeout_s` seconds. Raises GoondanError E_USAGE for a text
-    that is not UTF-8: no frame can hold it.
+    """The event of a message; the broker gives up after `timeout_s` seconds. Raises GoondanError E_USAGE for what
+    no frame can hold: a text that is not UTF-8, an integer of more than 64 bits.
     """
     agent, key, kind, files = message.agent, message.instance, message.kind, [*message.files]
     try:
         said = encode_value([kind, message.input, [file.blob.digest for file in files]])
-    except UnicodeEncodeError:
-        raise fail("E_USAGE", "what was given is not UTF-8") from None
+    except (UnicodeEncodeError, OverflowError):
+        raise fail("E_USAGE", "what was given is not UTF-8, or has an integer of more than 64 bits") from None
     event = AgentEvent(id=event_id, type=kind, created_at=rfc3339(time.time()), input=message.input, instance_key=key)
     return Frame(
         "event",

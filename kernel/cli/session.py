@@ -304,8 +304,11 @@ class Session:
         ]
 
     async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
-        """Ask the broker itself. Raises GoondanError."""
-        frame = Frame("admin", payload=to_raw(request))
+        """Ask the broker itself. Raises GoondanError; E_USAGE for what no frame can hold."""
+        try:
+            frame = Frame("admin", payload=to_raw(request))
+        except (UnicodeEncodeError, OverflowError):
+            raise fail("E_USAGE", "what was given is not UTF-8, or has an integer of more than 64 bits") from None
         return from_raw((await self._wait(self._open.post(frame), frame, timeout_s)).payload, dict)
 
     async def cancel(self, event_id: str, timeout_s: float | None = None) -> str:

@@ -349,6 +349,8 @@ def test_operators_ask_the_broker(talker: Api, looker: Api, operator: Api, model
     for path, body in (("/dead-letters/none/drop", None), ("/approvals/none", {"decision": "no"})):
         assert looker.ask("POST", path, body)[0] == 403, path
         assert operator.ask("POST", path, body)[0] in (404, 501), path
+    large = {"decision": "answer", "answer": 10**30}
+    assert operator.ask("POST", "/approvals/none", large)[2]["code"] == "E_USAGE", "no frame holds it"
     told = operator.ask("POST", "/agents/main/restart")[2]
     assert told.get("restarted") == "agent", told
     assert looker.ask("GET", "/traces?limit=0")[0] == looker.ask("GET", "/traces?no=1")[0] == 400
