@@ -432,10 +432,12 @@ def test_who_only_looks_changes_nothing_and_what_cannot_be_changed_is_refused(pa
         assert page.ask(path, kept, looks)["code"] == "E_FORBIDDEN"
         assert page.ask(path, {**kept, "agent": "_operator"})["code"] == "E_FORBIDDEN"
         assert page.ask(path, {**kept, "agent": "nobody"})["code"] == "E_AGENT_NOT_FOUND"
-        assert page.ask(path, {**kept, "turn": "t0"})["code"] in ("E_UNDO_REFUSED", "E_TURN_NOT_FOUND")
+        refused = page.ask(path, {**kept, "turn": "t0"})
+        assert (refused["code"], refused["status"]) in (("E_UNDO_REFUSED", 409), ("E_TURN_NOT_FOUND", 404))
         assert page.ask(path, {**kept, "more": 1})["code"] == "E_USAGE"
     assert page.ask(fork, {**kept, "to": "kept"})["code"] == "E_USAGE"
     assert page.ask(fork, {**kept, "to": "a\nb"})["code"] == "E_USAGE"
+    assert page.ask(fork, {**kept, "turn": "t0", "step": 10**30})["code"] == "E_USAGE"
     assert page.ask(fork, {**kept, "to": "copy"}) == {"instance": "copy", "message": None}
     assert said(page, "main", "copy") == said(page, "main", "kept")
     page.kernel.popen("send", "/bash__exec command='sleep 20'", "--instance", "kept", "--event-id", "works")
