@@ -13,10 +13,9 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Final
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
+from goondan.kernel.cli.operations import Asked, Operation, Swarm
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.supervisor_client import ask_supervisor, memory_of
 from goondan.kernel.traces.used import UsedSoFar
@@ -50,27 +49,20 @@ SIZES: Final = {"instances", "events", "mailboxBytes", "openCalls", "openEvents"
 Row = tuple[str, tuple[str, ...], float]
 
 
-class _Way(Route):
-    """A way for everybody whom the door lets in."""
-
-    #: The role that it needs.
-    role: Final = "look"
-
-
-def routes(swarm: Any) -> list[BaseRoute]:
+def routes(swarm: Swarm) -> list[Operation]:
     """Its one way."""
-    return [_Way("/metrics", _Numbers(swarm).tell, methods=["GET"])]
+    return [Operation("getMetrics", "GET", "", "look", "Numbers.", _Numbers(swarm).tell, prefix="/metrics")]
 
 
 class _Numbers:
     """What was seen last."""
 
-    def __init__(self, swarm: Any) -> None:
+    def __init__(self, swarm: Swarm) -> None:
         self._swarm, self._used, self._looking = swarm, UsedSoFar(swarm.state_dir), asyncio.Lock()
         self._seen: dict[str, dict[tuple[str, ...], float]] = {}
         self._at = -FRESH_S
 
-    async def tell(self, request: Request) -> Response:
+    async def tell(self, asked: Asked[Swarm]) -> Response:
         """Answer a scrape. Raises GoondanError E_USAGE without the package."""
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, core, generate_latest
@@ -85,7 +77,7 @@ class _Numbers:
             family = kind(f"goondan_{name}", text, labels=labels)
             at = labels.index("agent") if "agent" in labels else -1
             for series, value in self._seen.get(name, {}).items():
-                if at < 0 or series[at] in ("", REST) or request.state.caller.may_speak_to(series[at]):
+                if at < 0 or series[at] in ("", REST) or asked.caller.may_speak_to(series[at]):
                     family.add_metric(series, value)
             found.append(family)
         everything: Any = SimpleNamespace(collect=lambda: found)

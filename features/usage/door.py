@@ -8,16 +8,12 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Callable
-from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from goondan.features.usage.api import By, Found, day_of, look, report
-from goondan.schemas.wire.errors import fail
+from goondan.kernel.cli.operations import Asked, Operation, Swarm
 
 
 class UsageOf(Struct, forbid_unknown_fields=True):
@@ -29,37 +25,21 @@ class UsageOf(Struct, forbid_unknown_fields=True):
     since: str | None = None
 
 
-class _Way(Route):
-    """A way for everybody whom the door lets in."""
-
-    #: Who may ask.
-    role: Final = "look"
-    #: What it is.
-    operation: Final = {
-        "name": "getUsage",
-        "summary": "The tokens that models have used, and what they cost.",
-        "query": UsageOf,
-    }
-
-
-def routes(swarm: Any) -> list[BaseRoute]:
+def routes(_: Swarm) -> list[Operation]:
     """Its one way."""
-
-    async def usage(request: Request) -> Response:
-        try:
-            asked = msgspec.convert(dict(request.query_params), UsageOf)
-        except msgspec.ValidationError as error:
-            raise fail("E_USAGE", f"the query is not valid: {error}") from None
-        told = await asyncio.to_thread(_report, swarm.state_dir, asked, request.state.caller.may_speak_to)
-        return Response(told, media_type="application/json")
-
-    return [_Way("/api/v1/usage", usage, methods=["GET"])]
+    summary = "The tokens that models have used, and what they cost."
+    return [Operation("getUsage", "GET", "/usage", "look", summary, usage, query=UsageOf)]
 
 
-def _report(state_dir: str, asked: UsageOf, shown: Callable[[str], bool]) -> bytes:
+async def usage(asked: Asked[Swarm]) -> msgspec.Raw:
+    """What was used."""
+    return await asyncio.to_thread(_report, asked.swarm.state_dir, asked.query, asked.caller.may_speak_to)
+
+
+def _report(state_dir: str, asked: UsageOf, shown: Callable[[str], bool]) -> msgspec.Raw:
     """The document of `gdn usage --json`, of the agents that are shown to the caller."""
     since = None if asked.since is None else day_of(asked.since, datetime.datetime.now(datetime.UTC).date())
     found = look(state_dir, turns=asked.by == "tree")
     sums = [one for one in found.sums if shown(one.agent)]
     turns = [one for one in found.turns if shown(one.agent)]
-    return msgspec.json.encode(report(Found(sums, turns), asked.by, since))
+    return msgspec.Raw(msgspec.json.encode(report(Found(sums, turns), asked.by, since)))

@@ -9,14 +9,14 @@ from goondan.features.page.door import acting, looking, static, status, turns
 from goondan.features.page.door.entering import Entering, Wanted
 from goondan.features.page.door.live import Live, Wish
 from goondan.features.serve.api.gate import Way
-from goondan.features.serve.api.routing import Operation, way
 from goondan.features.serve.api.swarm import Swarm
+from goondan.kernel.cli.operations import Operation
 
 #: Where what the page's scripts ask is.
 PREFIX = "/page/api"
 
 
-def routes(swarm: Swarm) -> list[Way]:
+def routes(swarm: Swarm) -> list[Way | Operation]:
     """All of them."""
     entering, live = Entering(swarm), Live(swarm)
     operations = (
@@ -30,4 +30,4 @@ def routes(swarm: Swarm) -> list[Way]:
         *status.OPERATIONS,
         *turns.OPERATIONS,
     )
-    return [*static.ways(), *(way(operation, swarm, PREFIX) for operation in operations)]
+    return [*static.ways(), *(operation._replace(prefix=PREFIX) for operation in operations)]

@@ -15,10 +15,11 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.routing import Asked
 from goondan.kernel.cli.commands.permissions import accept_tool
 from goondan.kernel.cli.console.conversation import ANSWER_S
 from goondan.kernel.cli.one_message import Message
+from goondan.kernel.cli.operations import Operation
 from goondan.kernel.cli.rules.batch import check_instance
 from goondan.kernel.cli.state import new_instance
 from goondan.schemas.wire.codec import from_raw

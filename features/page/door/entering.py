@@ -33,13 +33,13 @@ class Entering:
 
     async def code(self, asked: Asked) -> dict[str, Any]:
         """A code."""
-        now, maker = time.monotonic(), asked.head.digest
+        now, maker = time.monotonic(), asked.digest
         code = self._passes.make_code(asked.body.kind, asked.caller, maker, os.urandom(12), now)
         return {"code": code, "seconds": int(CODE_S)}
 
     async def session(self, asked: Asked) -> dict[str, Any]:
         """The token for a code. Of a token that was given instead, its role."""
-        found = self._passes.spend(asked.head.digest, os.urandom(32), time.monotonic())
+        found = self._passes.spend(asked.digest, os.urandom(32), time.monotonic())
         if found is None and not asked.caller.name:
             raise refused(401, "the code was used, is too old, or is none", "E_DOOR_REFUSED")
         token, role = found or (None, asked.caller.role)

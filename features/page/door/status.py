@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.rules.callers import Caller
 from goondan.features.serve.api.swarm import Swarm
+from goondan.kernel.cli.operations import Operation
 from goondan.kernel.cli.operator_question import learning
 from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.wire.errors import GoondanError

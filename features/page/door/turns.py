@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.routing import Asked
+from goondan.kernel.cli.operations import Operation
 from goondan.kernel.cli.rules import batch
 from goondan.kernel.traces.conversations import turn_messages
 from goondan.schemas.bundle.address import instance_dir

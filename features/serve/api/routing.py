@@ -1,91 +1,45 @@
-"""What a route of the API is: a row from which the route itself and its description in OpenAPI are made.
-
-A request is read within bounds, and every value of it is checked against a struct. Who asks has a role and agents
-(`Caller`), and the row says which role it takes.
+"""Routes from rows (kernel/cli/operations.py): a request is read within bounds, and every value of it is checked
+against a struct of its row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from goondan.features.serve.api.gate import MAX_BODY, Way, refused
-from goondan.features.serve.api.rules.callers import Caller, Role
+from goondan.features.serve.api.gate import Way, refused
 from goondan.features.serve.api.rules.heads import Head
 from goondan.features.serve.api.swarm import Swarm
+from goondan.kernel.cli import operations
+from goondan.kernel.cli.operations import PREFIX, Operation
 from goondan.schemas.wire.errors import fail
 
 JSON: Final = "application/json"
 
 _S = TypeVar("_S", bound=Struct)
 
-
-class Asked(NamedTuple):
-    """A request, as a handler gets it."""
-
-    #: Who asks.
-    caller: Caller
-    #: The swarm.
-    swarm: Swarm
-    #: The parts of the path that have names.
-    path: dict[str, str]
-    #: The query, as the row's struct.
-    query: Any
-    #: The body, as the row's struct.
-    body: Any
-    #: What the head of the request says.
-    head: Head
-
-    @property
-    def agent(self) -> str:
-        """The agent that the path names. Raises GoondanError E_FORBIDDEN when it is none of the caller's."""
-        self.caller.check_agent(self.path["agent"])
-        return self.path["agent"]
+#: A request, as a handler gets it that uses this door's swarm.
+Asked: TypeAlias = operations.Asked[Swarm]
 
 
-class Operation(NamedTuple):
-    """One route."""
-
-    #: The name of the operation in OpenAPI.
-    name: str
-    #: The method of HTTP.
-    method: Literal["GET", "POST", "DELETE"]
-    #: The path below PREFIX, with `{names}`.
-    path: str
-    #: Who may ask. None: everybody, if its path is plain.
-    role: Role | None
-    #: What it does, in one sentence.
-    summary: str
-    #: Makes the answer: a Response, or what is encoded as JSON.
-    handler: Callable[[Asked], Awaitable[Any]]
-    #: The type of the answer, or a tuple of them; None: a JSON value, as the command prints it.
-    answer: Any = None
-    #: The structs of the query and of the body; None: there is none.
-    query: type[Struct] | None = None
-    body: type[Struct] | None = None
-    #: The longest body (bytes).
-    max_body: int = MAX_BODY
-    #: It may answer with a stream of events.
-    streams: bool = False
-    #: The type of an answer with the status 202.
-    later: Any = None
+def ways(doors: Iterable[Any], swarm: Swarm) -> list[BaseRoute]:
+    """The ways of these doors."""
+    every = [one for door in doors for one in door.routes(swarm)]
+    return [way(one, swarm) if isinstance(one, Operation) else one for one in every]
 
 
-#: Where all of them are.
-PREFIX: Final = "/api/v1"
-
-
-def way(operation: Operation, swarm: Swarm, prefix: str = PREFIX) -> Way:
+def way(operation: Operation, swarm: Swarm) -> Way:
     """The way of a row. What OpenAPI says is of those below PREFIX."""
-    role, limit = operation.role, operation.max_body
-    made = Way(prefix + operation.path, _Endpoint(operation, swarm), [operation.method], role=role, max_body=limit)
-    made.operation = operation._asdict() if prefix is PREFIX else {}
+    path, role, limit = operation.prefix + operation.path, operation.role, operation.max_body
+    made = Way(path, _Endpoint(operation, swarm), [operation.method], role=role, max_body=limit)
+    made.operation = operation._asdict() if operation.prefix == PREFIX else {}
     return made
 
 
@@ -101,7 +55,7 @@ class _Endpoint(Struct, frozen=True):
         operation, head = self.operation, scope["state"]["head"]
         query = None if operation.query is None else _query(operation.query, Request(scope))
         body = None if operation.body is None else await _body(operation.body, head, receive)
-        asked = Asked(head.caller, self.swarm, scope["path_params"], query, body, head)
+        asked = Asked(head.caller, self.swarm, scope["path_params"], query, body, head.headers, head.digest)
         answer = await operation.handler(asked)
         if isinstance(answer, Response):
             await answer(scope, receive, send)

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from goondan.features.serve.api.gate import Gate
 from goondan.features.serve.api.http import Bounds, HttpService, listen
+from goondan.features.serve.api.routing import ways
 from goondan.features.serve.api.rules.callers import Caller, Tokens, parse
 from goondan.features.serve.api.rules.heads import Names
 from goondan.features.serve.api.swarm import Swarm
@@ -83,7 +84,7 @@ class Door(Struct):
                 tokens = self._tokens(port)
                 async with Swarm(self.target) as swarm:
                     doors = beside.doors()
-                    swarm.ways = [way for door in doors for way in door.routes(swarm)]
+                    swarm.ways = ways(doors, swarm)
                     forms = {prefix: form for door in doors for prefix, form in getattr(door, "FORMS", {}).items()}
                     names, log = Names(port, self.address, self.hosts), _write_line if self.log else None
                     gate = Gate(swarm.ways, names, tokens, Bounds(), forms, log, swarm.callers)

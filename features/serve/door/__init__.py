@@ -5,10 +5,8 @@ Source: docs/design/features.md section 1.
 
 from __future__ import annotations
 
-from goondan.features.serve.api.gate import Way
-from goondan.features.serve.api.routing import Operation, way
-from goondan.features.serve.api.swarm import Swarm
 from goondan.features.serve.door import looking, messages, openapi, operations
+from goondan.kernel.cli.operations import Operation, Swarm
 
 OPERATIONS: tuple[Operation, ...] = (
     *messages.OPERATIONS,
@@ -18,6 +16,6 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def routes(swarm: Swarm) -> list[Way]:
+def routes(_: Swarm) -> tuple[Operation, ...]:
     """All of them."""
-    return [way(operation, swarm) for operation in OPERATIONS]
+    return OPERATIONS

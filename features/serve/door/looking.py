@@ -16,13 +16,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct, structs
 
-from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.swarm import AgentRow, Swarm
 from goondan.kernel.cli.attach import by_hand
 from goondan.kernel.cli.commands.instances import instance_document, instance_rows
 from goondan.kernel.cli.commands.processes import RESTART_S, external
 from goondan.kernel.cli.commands.traces import find_trace
-from goondan.kernel.cli.rules import batch
+from goondan.kernel.cli.operations import Operation
 from goondan.kernel.supervisor_client import ProcessInfo, ask_supervisor, memory_of
 from goondan.kernel.traces.conversations import page
 from goondan.kernel.traces.rules.tree import TraceTree, calls_of, total_of
@@ -110,7 +110,7 @@ async def instance(asked: Asked) -> dict[str, Any]:
 
 async def conversation(asked: Asked) -> dict[str, Any]:
     """A page of a conversation."""
-    agent, key, query = asked.agent, batch.check_instance(asked.query.instance), asked.query
+    (agent, key), query = asked.place, asked.query
     generation = await asked.swarm.generation(agent)
     state_dir = asked.swarm.state_dir
     messages, before = await asyncio.to_thread(page, state_dir, agent, key, generation, query.before, query.limit)

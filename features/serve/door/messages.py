@@ -22,9 +22,10 @@ from msgspec import Meta, Struct
 from starlette.responses import Response, StreamingResponse
 
 from goondan.features.serve.api.problems import document, problem
-from goondan.features.serve.api.routing import PREFIX, Asked, Operation, json_answer
+from goondan.features.serve.api.routing import Asked, json_answer
 from goondan.features.serve.api.swarm import ID_IN_USE, IDLE, Swarm, Turn
 from goondan.kernel.cli.one_message import Message
+from goondan.kernel.cli.operations import PREFIX, Operation
 from goondan.kernel.cli.output import answer_document
 from goondan.kernel.cli.rules import batch
 from goondan.kernel.cli.state import absolute_workdir
@@ -164,7 +165,7 @@ def event_id_of(name: str, key: str | None) -> str:
 async def send(asked: Asked) -> Any:
     """Send a message; the answer, a stream, or the word that it is accepted."""
     sent: Send = asked.body
-    headers = asked.head.headers
+    headers = asked.headers
     agent = sent.agent or await asked.swarm.entry_agent()
     if not agent:
         raise fail("E_USAGE", "the bundle has no entry agent", suggestion="Name the `agent`.")
@@ -209,8 +210,8 @@ async def _message(asked: Asked, sent: Send, agent: str, event_id: str) -> Messa
     if not sent.text.strip() and not sent.files:
         raise fail("E_USAGE", "the message is empty", suggestion="Give it a `text`.")
     trace_id, span_id = sent.trace_id, None
-    if trace_id is None and b"traceparent" in asked.head.headers:
-        parent = asked.head.headers[b"traceparent"].decode("latin-1")
+    if trace_id is None and b"traceparent" in asked.headers:
+        parent = asked.headers[b"traceparent"].decode("latin-1")
         trace_id, span_id = spans.read_traceparent(parent) or (None, None)
     elif trace_id is not None and not spans.is_trace_id(trace_id):
         raise fail("E_USAGE", "a trace id has 32 hexadecimal digits, in lower case and not all of them zero")
@@ -284,7 +285,7 @@ async def look(asked: Asked) -> Any:
 
 async def follow(asked: Asked) -> Any:
     """The stream of a message behind its Last-Event-ID."""
-    after = _after(asked.head.headers.get(b"last-event-id"))
+    after = _after(asked.headers.get(b"last-event-id"))
     turn = await _turn_of(asked)
     await asyncio.shield(turn.accepted)
     return stream(asked.swarm, turn, after)

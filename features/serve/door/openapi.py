@@ -16,7 +16,8 @@ from msgspec import Struct
 from starlette.routing import BaseRoute
 
 from goondan.features.serve.api.problems import Problem
-from goondan.features.serve.api.routing import JSON, Asked, Operation
+from goondan.features.serve.api.routing import JSON, Asked
+from goondan.kernel.cli.operations import Operation
 
 _REF: Final = "#/components/schemas/{name}"
 _STREAM: Final = "text/event-stream"

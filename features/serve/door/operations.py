@@ -14,10 +14,10 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from goondan.features.serve.api.routing import Asked, Operation
+from goondan.features.serve.api.routing import Asked
 from goondan.kernel.cli.named_files import with_files
+from goondan.kernel.cli.operations import Operation
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, check_texts
-from goondan.kernel.cli.rules import batch
 from goondan.schemas.wire.errors import GoondanError, fail
 
 
@@ -127,9 +127,8 @@ async def question(asked: Asked, op: str, fields: dict[str, Any]) -> dict[str, A
 
 async def mailbox(asked: Asked) -> dict[str, Any]:
     """What an instance works on, and what waits for it."""
-    asked.caller.check_agent(asked.query.agent)
-    key = batch.check_instance(asked.query.instance)
-    return await question(asked, "events", {"agent": asked.query.agent, "instanceKey": key})
+    agent, key = asked.place
+    return await question(asked, "events", {"agent": agent, "instanceKey": key})
 
 
 async def approval(asked: Asked) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from goondan.features.page.door import routes, static
+from goondan.features.page import door as page_door
+from goondan.features.page.door import static
+from goondan.features.serve.api.routing import ways
 from goondan.features.serve.api.rules.callers import parse
 from goondan.features.serve.api.swarm import Swarm
 from goondan.kernel.cli.state import BundleTarget
@@ -49,7 +51,7 @@ class Page:
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
     swarm = Swarm(BundleTarget(str(tmp_path / "goondan.yaml"), str(tmp_path)))
-    with in_process([*routes(swarm)], callers=swarm.callers) as door:
+    with in_process(ways([page_door], swarm), callers=swarm.callers) as door:
         yield Page(door)
 
 

@@ -46,8 +46,7 @@ async def told(monkeypatch: pytest.MonkeyPatch, reply: Reply | None, *agents: st
 
     monkeypatch.setattr(status, "ask_supervisor", lambda *_: reply)
     swarm = cast(Any, SimpleNamespace(state_dir="/s", admin=admin))
-    nothing = cast(Any, None)
-    return await status.status(Asked(Caller("phone", "look", agents), swarm, {}, None, None, nothing))
+    return await status.status(Asked(Caller("phone", "look", agents), swarm, {}, None, None))
 
 
 async def test_servers_and_what_was_learned_are_told_as_far_as_they_are_of_the_callers_agents(

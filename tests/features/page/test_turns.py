@@ -65,8 +65,7 @@ def stored(folder: Path, output: str = "all of it") -> None:
 
 def asked(folder: Path, query: Any, agents: tuple[str, ...] = ("*",)) -> Any:
     place: Any = Place(folder)
-    nothing: Any = None
-    return Asked(Caller("test", "look", agents), place, {}, query, None, nothing)
+    return Asked(Caller("test", "look", agents), place, {}, query, None)
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from goondan.features.serve.api.routing import PREFIX
+from goondan.features.serve.api.routing import ways
 from goondan.features.serve.api.swarm import Swarm
-from goondan.features.serve.door import OPERATIONS, routes
+from goondan.features.serve.door import OPERATIONS
 from goondan.features.serve.door.openapi import document
 from goondan.kernel.cli import beside
+from goondan.kernel.cli.operations import PREFIX
 from goondan.kernel.cli.state import BundleTarget
 
-SWARM = Swarm(BundleTarget("/no/bundle", "/no/state"))
+WAYS: list[Any] = ways(beside.doors(), Swarm(BundleTarget("/no/bundle", "/no/state")))
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    return document(route for module in beside.doors() for route in module.routes(SWARM))
+    return document(WAYS)
 
 
 def test_a_validator_finds_nothing(told: dict[str, Any]) -> None:
@@ -29,8 +30,7 @@ def test_a_validator_finds_nothing(told: dict[str, Any]) -> None:
 def test_it_has_every_route_of_the_api(told: dict[str, Any]) -> None:
     every = [
         (route.path, method.lower())
-        for module in beside.doors()
-        for route in module.routes(SWARM)
+        for route in WAYS
         if route.path.startswith(PREFIX)
         for method in route.methods - {"HEAD"}
     ]
@@ -47,6 +47,5 @@ def test_each_operation_has_a_name_of_its_own_and_a_role(told: dict[str, Any]) -
 
 
 def test_what_changes_something_is_no_get() -> None:
-    assert all(route.methods in ({"GET"}, {"POST"}) for route in routes(SWARM))
-    assert all(row.method == "GET" for row in OPERATIONS if row.role == "look")
-    assert all(row.method == "POST" for row in OPERATIONS if row.role != "look")
+    rows = [route for route in WAYS if route.path.startswith(PREFIX)]
+    assert all(route.methods == ({"GET"} if route.role == "look" else {"POST"}) for route in rows)

@@ -31,7 +31,7 @@ def requeued(*agents: str, of: str | None) -> tuple[Any, list[str]]:
 
     operation = next(row for row in OPERATIONS if row.name == "requeueDeadLetter")
     swarm, caller = cast(Any, SimpleNamespace(admin=admin)), Caller("one", "operate", agents)
-    asked = Asked(caller, swarm, {"id": "e1"}, None, None, cast(Any, None))
+    asked = Asked(caller, swarm, {"id": "e1"}, None, None)
     return asyncio.run(cast(Any, operation.handler(asked))), ops
 
 

@@ -39,8 +39,7 @@ class Broker:
 async def ask(name: str, broker: Broker, *agents: str, body: Any = None, **path: str) -> Any:
     """The answer of an operation to a token with these agents."""
     handler = next(row.handler for row in OPERATIONS if row.name == name)
-    nothing = cast(Any, None)
-    return await handler(Asked(Caller("phone", "operate", agents), cast(Any, broker), path, None, body, nothing))
+    return await handler(Asked(Caller("phone", "operate", agents), cast(Any, broker), path, None, body))
 
 
 async def test_a_decision_is_about_a_call_of_an_agent_of_the_token_and_says_whose_it_is() -> None:

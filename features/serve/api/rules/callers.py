@@ -17,20 +17,14 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from hashlib import sha256
-from typing import Final, Literal, get_args
+from typing import Final
 
-from msgspec import Struct
-
-from goondan.schemas.bundle.address import is_resource_name
+from goondan.kernel.cli.rules.callers import ROLES, Caller, Role
 from goondan.schemas.wire.errors import GoondanError, fail
 
-#: What a caller may do. `look`: read what there is. `talk`: also send messages to its agents, and cancel them.
-#: `operate`: also what an operator does, such as to answer approvals and to restart.
-Role = Literal["look", "talk", "operate"]
-#: Each has what those before it have.
-ROLES: Final[tuple[Role, ...]] = get_args(Role)
+__all__ = ["MAX_TOKEN", "MIN_TOKEN", "Caller", "Role", "Tokens", "digest_of", "is_token", "parse"]
+
 #: A token has so many characters of ASCII: fewer can be guessed, more fit no head.
 MIN_TOKEN: Final = 16
 MAX_TOKEN: Final = 4096
@@ -41,32 +35,6 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 #: Names of agents have no other characters, so a pattern with others is a mistake.
 _PATTERN: Final = re.compile(r"[a-z0-9_*?-]{1,64}\Z")
 _TOKEN: Final = re.compile(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}\Z")
-
-
-class Caller(Struct, frozen=True):
-    """Who sends a request, by its token."""
-
-    #: The name of the token. No other token of the file has it, so it scopes what belongs to one caller.
-    name: str
-    #: What it may do.
-    role: Role
-    #: Patterns (`*`, `?`) of the agents that it may speak to.
-    agents: Sequence[str] = ()
-    #: The digest of the token on which this one depends: it goes when that goes, may do less, or has other agents.
-    behind: bytes = b""
-
-    def may(self, role: Role) -> bool:
-        """Whether it may do what needs this role."""
-        return ROLES.index(self.role) >= ROLES.index(role)
-
-    def may_speak_to(self, agent: str) -> bool:
-        """Whether it may speak to this agent. What is no name of an agent fits no pattern."""
-        return is_resource_name(agent) and ("*" in self.agents or any(fnmatchcase(agent, one) for one in self.agents))
-
-    def check_agent(self, agent: str) -> None:
-        """Raise GoondanError E_FORBIDDEN unless it may speak to this agent."""
-        if not self.may_speak_to(agent):
-            raise fail("E_FORBIDDEN", f"the token {self.name} does not lead to the agent {agent[:100]!r}")
 
 
 def digest_of(token: bytes) -> bytes:
