@@ -1,6 +1,7 @@
 // Numbers and times as people read them. Pure but for the locale.
 
 const plain = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
+const clocks = new Intl.DateTimeFormat(undefined, { timeStyle: "medium", hour12: false }); // to make one takes longer than a row
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
 /** @param {number | null | undefined} ms */
@@ -17,7 +18,7 @@ export function duration(ms) {
 export function time(at, now = Date.now()) {
   const date = new Date(at);
   if (Number.isNaN(date.getTime())) return "–";
-  const clock = date.toLocaleTimeString(undefined, { hour12: false });
+  const clock = clocks.format(date);
   return date.toDateString() === new Date(now).toDateString() ? clock : `${date.toLocaleDateString()} ${clock}`;
 }
 

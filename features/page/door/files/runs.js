@@ -9,19 +9,20 @@ import { Rows } from "./virtual.js";
 
 /** Rows of the index that are asked for at once, and turns that a filter gives at once. */
 const PAGE = 5000, FOUND = 100;
-/** Rows that are looked through for new ones. */
+/** Rows that are looked through for new ones; as many below those that are drawn have the next page asked for. */
 const NEWEST = 50;
 /** Details that are asked for at once, and how long rows are gathered for it (ms). */
 const DETAILS = 60, GATHER_MS = 30;
-/** How often the list is looked at for new ones while something happens (ms). */
-const LOOK_MS = 700;
+/** How often the list is looked at while something happens (ms), and how soon behind the first news. */
+const LOOK_MS = 2000, SOON_MS = 200;
 const HEIGHT = 46;
 const STATES = ["running", "completed", "failed", "interrupted", "abandoned"];
 /** What the index does not know: these go through the turns themselves. */
 const FILTERS = ["state", "tool", "error", "minCost", "text"];
 /** What is looked for most. */
 const QUICK = { all: {}, running: { state: "running" }, failed: { state: "failed" }, "denied by the sandbox": { error: "E_SANDBOX_DENIED" } };
-const BEGUN = new Set(["event.accepted", "turn.started"]), ENDED = new Set(["turn.started", "turn.completed", "turn.failed", "event.ended"]);
+/** What changes the list, and how a turn is of which nothing more comes. */
+const MOVES = new Set(["event.accepted", "turn.started", "turn.completed", "turn.failed", "event.ended"]), OVER = new Set(["completed", "failed", "abandoned"]);
 
 /** Runs as far as they are looked at: rows of the index, or the turns that a filter lets pass. */
 class Listing {
@@ -34,6 +35,8 @@ class Listing {
   /** The turns that were asked for. */
   #asked = new Set();
   #wanted = [];
+  /** How many new ones the last look has found. */
+  #came = 0;
 
   constructor(query) {
     this.query = query;
@@ -71,25 +74,37 @@ class Listing {
     return { rows, before: page.before, total: this.rows.length + rows.length };
   }
 
-  /** Look for new ones. Returns how many there are above the others; undefined: it is to be asked again. */
-  async look() {
+  /**
+   * Look for new ones, and at those of the drawn rows that are not known or not over. It is drawn once, with all of it.
+   * @param {{first: number, shown: number}} drawn of a list at whose top nobody is, new ones push these rows down
+   * @returns {Promise<number | undefined>} how many are new, above the others; undefined: it is to be asked again
+   */
+  async look({ first, shown }) {
     if (this.problem) {
       this.problem = null;
       await this.more();
     }
     if (this.#busy || this.#before === undefined) return undefined;
-    const { rows, total } = await this.#page(undefined, NEWEST);
-    const known = rows.findIndex((row) => row.turnId === this.rows[0]?.turnId);
-    if (known < 0 && this.rows.length) { // so many that the old ones do not touch them
-      const { rows: all } = await this.#page(undefined, this.filtered ? FOUND : PAGE);
-      const last = all.findIndex((row) => row.turnId === this.rows[0].turnId);
-      rows.splice(0, rows.length, ...(last < 0 ? all : all.slice(0, last)));
-    }
-    const fresh = known < 0 ? rows : rows.slice(0, known);
+    const { fresh, total } = await this.#fresh();
     this.rows = fresh.concat(this.rows);
     this.total = this.filtered ? this.rows.length : total;
-    if (fresh.length) this.changed.value++;
+    const from = first && first + fresh.length, drawn = this.rows.slice(from, from + shown).map((row) => row.turnId);
+    const open = drawn.filter((turnId) => !OVER.has(this.#details.get(turnId)?.status)).slice(0, DETAILS);
+    for (const turnId of open) this.#asked.add(turnId);
+    if (open.length) await this.#learn(open);
+    if (open.length || fresh.length) this.changed.value++;
     return fresh.length;
+  }
+
+  async #fresh() {
+    const most = this.filtered ? FOUND : PAGE, known = () => rows.findIndex((row) => row.turnId === this.rows[0]?.turnId);
+    let { rows, total } = await this.#page(undefined, Math.min(most, NEWEST + 2 * this.#came));
+    if (known() < 0 && this.rows.length) { // so many that the old ones do not touch them
+      ({ rows, total } = await this.#page(undefined, most));
+    }
+    const fresh = known() < 0 ? rows : rows.slice(0, known());
+    this.#came = fresh.length;
+    return { fresh, total };
   }
 
   /** What is known of a turn; what is not is asked for, with others that are drawn. */
@@ -104,20 +119,16 @@ class Listing {
   async #gather() {
     const turns = this.#wanted.splice(-DETAILS);
     for (const turnId of this.#wanted.splice(0)) this.#asked.delete(turnId); // they were scrolled past
+    await this.#learn(turns);
+    this.changed.value++;
+  }
+
+  async #learn(turns) {
     try {
       for (const turn of (await read("/page/api/runs/details", { turns })).turns) this.#details.set(turn.turnId, turn);
     } catch (problem) {
       this.problem = problem;
     }
-    this.changed.value++;
-  }
-
-  /** Something has happened to the turns of these events, or null: perhaps to those that run. They are asked for again
-   * where they are drawn. */
-  forget(events) {
-    const has = events ? (row) => events.has(row.eventId) : (row) => this.#details.get(row.turnId)?.status === "running";
-    for (const row of this.rows) if (has(row)) this.#asked.delete(row.turnId);
-    this.changed.value++;
   }
 }
 
@@ -161,26 +172,24 @@ export default function Runs({ query }) {
   useEffect(() => {
     setActive(0);
     rows.current?.to(0);
-    let timer = 0, due = false;
+    let timer = 0, due = false, next = 0, gone = false;
+    const soon = () => {
+      due = true;
+      timer ||= gone || setTimeout(look, Math.max(SOON_MS, next - Date.now()));
+    };
     const look = async () => {
-      timer = setTimeout(() => { timer = 0; if (due) look(); }, LOOK_MS);
       due = false;
-      const fresh = await list.look().catch(() => 0);
-      due ||= fresh === undefined;
+      const fresh = await list.look(rows.current ?? { first: 0, shown: 0 }).catch(() => 0);
+      timer = 0;
+      next = Date.now() + LOOK_MS;
+      if (due || fresh === undefined) soon();
       if (!fresh || !rows.current) return;
       const { first, shift } = rows.current;
       if (first > 0) shift(fresh); // what a reader looks at stays where it is
       if (first > 0 || active > 0) setActive((old) => old + fresh);
     };
-    const hear = (events) => {
-      const ended = events && new Set(events.filter((one) => ENDED.has(one.kind)).map((one) => one.eventId));
-      if (!ended || ended.size) list.forget(ended);
-      if (events && !events.some((one) => BEGUN.has(one.kind))) return;
-      due = true;
-      if (!timer) look();
-    };
-    const off = on(hear);
-    return () => { off(); clearTimeout(timer); };
+    const off = on((events) => { if (!events || events.some((one) => MOVES.has(one.kind))) soon(); });
+    return () => { off(); gone = true; clearTimeout(timer); };
   }, [list]);
   const total = Math.max(list.total, list.rows.length);
   const open = (index) => { if (list.rows[index]) location.hash = `#/run/${encodeURIComponent(list.rows[index].id)}`; };

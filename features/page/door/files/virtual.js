@@ -11,7 +11,7 @@ let lists = 0;
  * @param {{count: number, height: number, row: (index: number) => any, label: string, onEnter?: (index: number) => void,
  *   active?: number, onActive?: (index: number) => void, handle?: {current: any}}} props
  *   `height`: of each row (px). `active`: the row that has the keys, when the view keeps it. `handle`: gets the `first` row
- *   that is seen, `to(index)`, and `shift(rows)`, which goes on so far and leaves the active row alone.
+ *   that is seen, how many are `shown` from it on, `to(index)`, and `shift(rows)`, which goes on so far and leaves the active row alone.
  */
 export function Rows({ count, height, row, label, onEnter, active, onActive, handle }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
@@ -38,7 +38,7 @@ export function Rows({ count, height, row, label, onEnter, active, onActive, han
     if (wished !== from && box.current) box.current.scrollTop = wished / stretch;
   };
   const shift = (rows) => { if (box.current) box.current.scrollTop += (rows * height) / stretch; };
-  if (handle) handle.current = { first: Math.floor((top * stretch) / height), to, shift };
+  if (handle) handle.current = { first: Math.floor((top * stretch) / height), shown: Math.ceil(seen / height) + SPARE, to, shift };
   const onKeyDown = (event) => {
     const page = Math.max(1, Math.floor(seen / height) - 1);
     const steps = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: count - 1 };

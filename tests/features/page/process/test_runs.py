@@ -278,6 +278,44 @@ def test_new_runs_come_on_top_and_move_nothing_that_is_read(page: Site) -> None:
     assert told["moved"] == 0
 
 
+def test_a_list_that_is_only_open_asks_seldom_and_draws_what_is_new_at_once(page: Site) -> None:
+    say(page, "early", "list")
+    told = page.see(
+        LIST
+        + """
+        await says("early");
+        await it.settled(page);
+        const seen = { before: await total(), runs: 0 };
+        await page.evaluate(() => {
+          const drawn = window.drawn = [];
+          const how = { subtree: true, childList: true, characterData: true };
+          new MutationObserver(() => drawn.push(Date.now())).observe(document.querySelector("main"), how);
+        });
+        const asked = it.seen.requests.length, begun = Date.now();
+        while (Date.now() - begun < 4000) {
+          await send(`busy ${seen.runs++}`);
+          await new Promise((done) => setTimeout(done, 100));
+        }
+        await says(`busy ${seen.runs - 1}`);
+        await it.settled(page);
+        seen.seconds = (Date.now() - begun) / 1000;
+        seen.lists = it.seen.requests.slice(asked).filter((url) => url.includes("/api/runs?")).length;
+        seen.details = it.seen.requests.slice(asked).filter((url) => url.endsWith("/api/runs/details")).length;
+        seen.drawn = await page.evaluate(() => window.drawn.length);
+        seen.after = await total();
+        seen.states = await page.$$eval(".run-line > span:first-child", (all) => all.map((one) => one.innerText));
+        return seen;
+        """,
+        to="#/runs",
+        token=page.token,
+    )
+    looks = told["seconds"] / 2 + 1
+    assert told["after"] == told["before"] + told["runs"]
+    assert 1 <= told["details"] <= told["lists"] <= looks
+    assert told["drawn"] <= told["lists"], "what is listed and what is known of it are drawn together"
+    assert len(told["states"]) > 10 and set(told["states"]) == {"✓ completed"}
+
+
 def test_filters_stand_in_the_address(page: Site) -> None:
     say(page, '/http-fetch__get {"url":"http://127.0.0.1:9/"}', "filters")
     say(page, "a needle in the haystack", "filters")
