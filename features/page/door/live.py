@@ -41,8 +41,9 @@ MAX_OF_ONE: Final = 32
 HEARTBEAT_S: Final = 15.0
 #: How long a new reader waits until the broker is observed (seconds). Later it is told that it has missed something.
 READY_S: Final = 2.0
-#: How often a door says what it has read, when nobody looks closely (seconds): more than a short turn is heard in it.
-CALM_S: Final = 1.0
+#: How often a door says what it has read, when nobody looks closely (seconds): so often pages ask how things are. More
+#: than a short turn is heard in it.
+CALM_S: Final = 2.0
 #: What may be on its way to a door: while somebody looks closely, and else in CALM_S.
 _WINDOW: Final = Observe(events=4096, bytes=1 << 20)
 _CALM: Final = Observe(events=16, bytes=MIN_WINDOW_BYTES)
