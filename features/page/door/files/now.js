@@ -16,8 +16,8 @@ const LAST = 5;
 /** How long a button waits for a second press (ms). */
 const SURE_MS = 5000;
 
-/** How long something has lasted, in whole seconds: it is drawn anew each second. */
-const lasted = (ms) => ago(0, Math.max(0, ms)).replace("now", "0 s").replace(" ago", "");
+/** How long something has lasted: whole seconds of the first minute, then whole minutes. What is old is drawn seldom. */
+const lasted = (ms) => (ms < 60000 ? `${Math.max(0, Math.floor(ms / 1000))} s` : duration(ms - (ms % 60000)).replace(" 0 s", ""));
 const who = (row) => `${row.agent}/${row.instanceKey}`;
 const talkTo = (row) => `#/talk/${encodeURIComponent(row.agent)}/${encodeURIComponent(row.instanceKey)}`;
 
