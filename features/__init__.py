@@ -98,7 +98,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "edits",
-        ("wire", "agent", "command"),
+        ("wire", "agent", "command", "door"),
         commands={
             "instance undo": "Take the last turn of a conversation back.",
             "instance reset": "Remove every message of a conversation.",
@@ -115,7 +115,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "mcp",
-        ("wire", "broker", "agent", "bundle", "command", "base", "jail"),
+        ("wire", "api", "broker", "agent", "bundle", "command", "door", "base", "jail"),
         commands={
             "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
             "mcp add": "Install the package of an MCP server, and write its Extension.",

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import click
-from msgspec import to_builtins
 
+from goondan.features.mcp.api import idle_row, row
 from goondan.features.mcp.bundle import SERVERS, document, trial
 from goondan.features.mcp.command.add import add, add_to_bundle
 from goondan.features.mcp.command.rules import importing, packages
@@ -34,7 +34,6 @@ from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.bundle import launch
 from goondan.schemas.wire.blobs import too_large
 from goondan.schemas.wire.errors import fail
-from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 #: A list of servers that a person keeps is a few kilobytes; other programs keep more in the same file (bytes).
 MAX_FILE: Final = 8 << 20
@@ -70,36 +69,6 @@ def list_servers(bundle: str | None, policy: str | None) -> None:
             told = idle_row(SERVERS.prefix(spec.name, spec.config), spec.name, spec.config["transport"]["type"])
             rows.append({**told, "state": "no agent names it"})
     emit(rows, render(rows) if rows else [f"no MCP servers in {place.bundle}"])
-
-
-def row(news: WorkerNews) -> dict[str, Any]:
-    """One session of a server, as the tool host told of it last."""
-    state = news.server
-    if state is None:
-        raise AssertionError("only news of servers has a row")
-    told = {"instanceKey": news.instance_key, "pid": news.pid or None, "since": news.since}
-    known: dict[str, Any] = to_builtins(state)
-    return idle_row(state.server, state.extension, state.transport) | known | told
-
-
-def idle_row(prefix: str, extension: str, transport: str) -> dict[str, Any]:
-    """A server that nobody has attached to."""
-    return {
-        "server": prefix,
-        "extension": extension,
-        "transport": transport,
-        "agent": None,
-        "instanceKey": None,
-        "state": "idle",
-        "protocolVersion": "",
-        "attached": 0,
-        "openCalls": 0,
-        "calls": 0,
-        "memoryKb": 0,
-        "pid": None,
-        "since": "",
-        "lastError": None,
-    }
 
 
 def render(rows: list[dict[str, Any]]) -> list[str]:

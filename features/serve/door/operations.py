@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import Struct
 from goondan.features.serve.api.routing import Asked
 from goondan.kernel.cli.named_files import with_files
 from goondan.kernel.cli.operations import Operation
-from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, check_texts
+from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, check_texts, learning
 from goondan.schemas.wire.errors import GoondanError, fail
 
 
@@ -131,6 +132,16 @@ async def mailbox(asked: Asked) -> dict[str, Any]:
     return await question(asked, "events", {"agent": agent, "instanceKey": key})
 
 
+async def learned(asked: Asked) -> list[dict[str, Any]]:
+    """What parts of the broker have learned, for who may see all: rows, with `about` and, in words, `text`."""
+    rows: list[dict[str, Any]] = []
+    for one in learning(limits=False) if "*" in asked.caller.agents else ():
+        with suppress(GoondanError):  # no kernel runs, or it is without that part
+            found = (await asked.swarm.admin({"op": one.op}))[one.op]
+            rows += [{**row, "about": one.op, "text": one.line(row)} for row in found]
+    return rows
+
+
 async def approval(asked: Asked) -> dict[str, Any]:
     """One item, and digests of the files that its arguments name (`files`), as `gdn approve show` has them."""
     return await asyncio.to_thread(with_files, await Question("approve.show", "id").ask(asked))
@@ -161,5 +172,6 @@ OPERATIONS: Final = (
     _row("listApprovals", "GET", "/approvals", "Calls that wait for a person.", _CALLS, query=Items),
     Operation("getApproval", "GET", "/approvals/{id}", "look", "One, with all arguments.", approval),
     _row("decideApproval", "POST", "/approvals/{id}", "Decide about it.", _DECIDE, body=Decision),
+    Operation("listLearned", "GET", "/learned", "look", "What was learned of servers, as gdn ps tells.", learned),
     _row("listBudgets", "GET", "/budgets", "What messages have used of their budgets.", _USED, query=OfEvent),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from goondan.features.mcp.api import idle_row
 from goondan.features.mcp.bundle.trial import bundle_text, grants, program_folder, refusals
-from goondan.features.mcp.command import idle_row, render
+from goondan.features.mcp.command import render
 from goondan.kernel.bundle.rules.positions import Allowance, compose, plain
 
 

@@ -63,7 +63,8 @@ def test_when_nothing_is_wrong_nothing_is_said() -> None:
         "processes": [process(), process(role="broker", restarts=0)],
         "dead": {"events": [], "more": 0},
         "budgets": budget(19),
-        "status": {"learned": [GATE], "servers": [{"server": "files", "state": "connected"}], "memory": {}},
+        "learned": [GATE],
+        "servers": [{"server": "files", "state": "connected"}],
     }
     assert told({}, seen) == [[], []]
 
@@ -100,19 +101,19 @@ def test_what_is_wrong_is_said_with_what_to_do() -> None:
             "#/run/e%2F1",
         ),
         (
-            {"status": {"learned": [GATE | {"refusingMs": 2 * MINUTE}], "servers": []}},
+            {"learned": [GATE | {"refusingMs": 2 * MINUTE}], "servers": []},
             "has refused everything for 2 m 0 s",
             "wait",
             "#/now",
         ),
         (
-            {"status": {"learned": [], "servers": [{"server": "mail", "state": "login"}]}},
+            {"learned": [], "servers": [{"server": "mail", "state": "login"}]},
             "mail wants a login",
             "gdn auth login mcp:mail",
             "#/now",
         ),
         (
-            {"status": {"learned": [], "servers": [{"server": "f", "state": "ended", "lastError": "E_X"}]}},
+            {"learned": [], "servers": [{"server": "f", "state": "ended", "lastError": "E_X"}]},
             "f has failed: E_X",
             "gdn mcp inspect",
             "#/now",
@@ -145,7 +146,8 @@ def test_what_stops_more_is_said_first() -> None:
         "dead": {"events": [LETTER], "more": 0},
         "budgets": budget(20),
         "waits": waits({"kind": "disk", "agent": "", "forMs": 1}, cycles=[["a/k"]]),
-        "status": {"learned": [], "servers": [{"server": "mail", "state": "login"}]},
+        "learned": [],
+        "servers": [{"server": "mail", "state": "login"}],
     }
     [found] = told(seen)
     order = ["broker ends", "its disk", "for each other", "wants a login", "given up", "is spent", "started again"]

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from goondan.features import parts
 from goondan.features.serve.api.routing import Asked
 from goondan.features.serve.api.rules.callers import Caller
-from goondan.features.serve.door.operations import OPERATIONS
+from goondan.features.serve.door.operations import OPERATIONS, learned
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: What the broker says of a letter that was sent again: it is no dead letter any more.
@@ -43,3 +44,23 @@ def test_for_who_may_not_see_all_the_agent_is_asked_first() -> None:
     assert requeued("main", of="main") == (DONE, ["dead.show", "dead.requeue"])
     with pytest.raises(GoondanError, match="does not lead to the agent 'other'"):
         requeued("main", of="other")
+
+
+async def test_what_was_learned_is_told_to_who_may_see_all() -> None:
+    row = {"models": ["m"], "concurrent": 2, "perMinute": None, "refusals": 0, "learnedMs": 1000, "text": "waits"}
+    row |= {"sent": 0, "dropped": 0, "droppedTurns": 0}
+    every = [module.LEARNED for module in parts("status")]
+
+    async def told(*agents: str, missing: str = "") -> list[dict[str, Any]]:
+        async def admin(request: dict[str, Any]) -> dict[str, Any]:
+            if request["op"] == missing:
+                raise fail("E_FRAME_INVALID", "admin knows no such question")
+            return {request["op"]: [row]}
+
+        return await learned(
+            Asked(Caller("one", "look", agents), cast(Any, SimpleNamespace(admin=admin)), {}, None, None)
+        )
+
+    assert [(one["about"], one["text"]) for one in await told("*")] == [(one.op, one.line(row)) for one in every]
+    assert [one["about"] for one in await told("*", missing=every[0].op)] == [one.op for one in every[1:]]
+    assert await told("main") == []

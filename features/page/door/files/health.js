@@ -13,7 +13,7 @@ const SOON_MS = 200, BETWEEN_MS = [3000, 2000], QUIET_MS = [30000, 10000], SELDO
 const SMALL = new Set(["text", "reasoning", "tool.progress"]);
 const OFTEN = { waits: "/api/v1/waits", approvals: "/api/v1/approvals" };
 const SELDOM = {
-  dead: "/api/v1/dead-letters", budgets: "/api/v1/budgets", processes: "/api/v1/processes", status: "/page/api/status",
+  dead: "/api/v1/dead-letters", budgets: "/api/v1/budgets", processes: "/api/v1/processes", servers: "/api/v1/mcp/servers", learned: "/api/v1/learned",
 };
 
 /** What was said last: by these names, `at` (ms since the epoch), and `error` when the door or the kernel does not answer.
@@ -45,7 +45,7 @@ async function ask() {
     (value) => { said[name] = value; },
     (error) => {
       said[name] = undefined;
-      if (error.code !== "E_FEATURE_MISSING" && error.status !== 401) said.error ??= error;
+      if (error.code !== "E_FEATURE_MISSING" && error.status !== 401 && error.status !== 404) said.error ??= error; // 404: the door has no such feature
     },
   )));
   seen.value = { ...seen.value, ...said, at: Date.now() };

@@ -173,13 +173,13 @@ function Processes({ clock }) {
 }
 
 function Servers({ clock }) {
-  const { status } = seen.value;
-  return html`<${Part} title="MCP servers" head=${["Server", "Instance", "State", "For", "Calls", "Memory", "Last error"]} rows=${status?.servers}
+  const { servers, learned } = seen.value;
+  return html`<${Part} title="MCP servers" head=${["Server", "Instance", "State", "For", "Calls", "Memory", "Last error"]} rows=${servers}
     row=${(row) => html`<tr key=${row.server + row.agent + row.instanceKey}><th scope="row">${visible(row.server)}</th>
       <td>${visible(row.agent ? `${row.agent}/${row.instanceKey}` : row.instanceKey ?? "")}</td><td class=${row.state === "login" ? "warn" : ""}>${visible(row.state)}</td>
       <td>${row.since ? lasted(clock - Date.parse(row.since)) : "–"}</td><td class="number">${count(row.calls ?? 0)}${row.openCalls > 0 && ` (${count(row.openCalls)} open)`}</td>
       <td class="number">${row.memoryKb ? bytes(row.memoryKb * 1024) : "–"}</td><td class="bad">${visible(row.lastError ?? "")}</td></tr>`} />
-    <${Part} title="Learned of servers" head=${["About", "What"]} rows=${status?.learned}
+    <${Part} title="Learned of servers" head=${["About", "What"]} rows=${learned}
     row=${(row) => html`<tr key=${row.text}><th scope="row">${visible(row.about)}</th><td>${visible(row.text)}</td></tr>`} />`;
 }
 

@@ -59,11 +59,11 @@ function* ofWaits({ waits }) {
   }
 }
 
-function* ofServers({ status }) {
-  for (const row of status?.learned ?? []) {
+function* ofServers({ servers, learned }) {
+  for (const row of learned ?? []) {
     if (row.refusingMs > 0) yield [`A model server has refused everything for ${duration(row.refusingMs)}: ${row.text}`, "wait, or use another"];
   }
-  for (const row of status?.servers ?? []) {
+  for (const row of servers ?? []) {
     if (row.state === "login") yield [`The MCP server ${row.server} wants a login`, `gdn auth login mcp:${row.server}`];
     else if (row.lastError) yield [`The MCP server ${row.server} has failed: ${row.lastError}`, "try it with: gdn mcp inspect"];
   }

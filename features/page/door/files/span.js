@@ -131,7 +131,7 @@ function Repeat({ row }) {
   const { agent, instanceKey: instance, turnId: turn } = row.turn;
   const go = async () => {
     try {
-      const made = await post("/page/api/conversations/fork", { agent, instance, turn, step: row.step?.step || undefined });
+      const made = await post(`/api/v1/agents/${encodeURIComponent(agent)}/conversation/fork`, { instance, turn, step: row.step?.step || undefined });
       (await import("./talk.js")).draft(agent, made.instance, made.message ?? "Go on.");
       location.hash = `#/talk/${encodeURIComponent(agent)}/${encodeURIComponent(made.instance)}`;
     } catch (error) {

@@ -154,7 +154,7 @@ function Conversation({ agent, instance }) {
     setWrong(null);
     try { await what(); } catch (error) { setWrong(error); }
   };
-  const change = (what, said) => post(`/page/api/conversations/${what}`, { agent, instance, ...said });
+  const change = (what, said) => post(`/api/v1/agents/${encodeURIComponent(agent)}/conversation/${what}`, { instance, ...said });
   const undo = ({ id, items }) => guarded(async () => {
     if (!confirm("Take the last turn back? Its messages are gone then. What its tools have done stays done.")) return;
     await change("undo", { turn: id });

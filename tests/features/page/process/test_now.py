@@ -248,14 +248,14 @@ def test_what_is_seldom_is_drawn_too(page: Site) -> None:
         """,
         told={
             "/api/v1/waits": {"waits": [], "turns": [], "stuck": [], "cycles": [["a/k", "b/k"]], "more": 0},
-            "/page/api/status": {
-                "servers": [
-                    {"server": "mail", "extension": "mail", "agent": "boss", "instanceKey": "k", "state": "login"},
-                    {"server": "f", "extension": "f", "state": "ended", "calls": 7, "memoryKb": 2048}
-                    | {"lastError": "<b>gone</b>\u202e"},
-                ],
-                "learned": [{"about": "gates", "text": "the server of Model/m: at most 2 at once", "refusingMs": 0}],
-            },
+            "/api/v1/mcp/servers": [
+                {"server": "mail", "extension": "mail", "agent": "boss", "instanceKey": "k", "state": "login"},
+                {"server": "f", "extension": "f", "state": "ended", "calls": 7, "memoryKb": 2048}
+                | {"lastError": "<b>gone</b>\u202e"},
+            ],
+            "/api/v1/learned": [
+                {"about": "gates", "text": "the server of Model/m: at most 2 at once", "refusingMs": 0}
+            ],
         },
     )
     assert "They wait for each other: a/k → b/k → a/k: stop one of them (and " in seen["line"]

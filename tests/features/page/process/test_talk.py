@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.features.page.browser import PHONE, Chromium, Site, site
-from tests.kernel_fixture import BUNDLE, wait_until
+from tests.kernel_fixture import BUNDLE
 from tests.process.model_servers import server
 
 #: For tests of what only this feature answers.
@@ -419,33 +419,6 @@ def test_it_is_readable_on_a_phone_and_by_a_screen_reader(page: Site, dark: bool
     """
     seen = do(page, steps, size=PHONE, dark=dark, key=f"phone{dark}")
     assert (seen["list"], seen["one"], seen["wide"], seen["shown"]) == ([], [], 360, False)
-
-
-@EDITS
-def test_who_only_looks_changes_nothing_and_what_cannot_be_changed_is_refused(page: Site) -> None:
-    looks = page.ask("/page/api/session", {}, page.code())["token"]
-    send = {"text": "hello", "agent": "main", "instance": "kept"}
-    page.ask("/api/v1/messages", send)
-    undo, fork = "/page/api/conversations/undo", "/page/api/conversations/fork"
-    kept = {"agent": "main", "instance": "kept"}
-    for path in (undo, fork):
-        assert page.ask(path, kept, looks)["code"] == "E_FORBIDDEN"
-        assert page.ask(path, {**kept, "agent": "_operator"})["code"] == "E_FORBIDDEN"
-        assert page.ask(path, {**kept, "agent": "nobody"})["code"] == "E_AGENT_NOT_FOUND"
-        refused = page.ask(path, {**kept, "turn": "t0"})
-        assert (refused["code"], refused["status"]) in (("E_UNDO_REFUSED", 409), ("E_TURN_NOT_FOUND", 404))
-        assert page.ask(path, {**kept, "more": 1})["code"] == "E_USAGE"
-    assert page.ask(fork, {**kept, "to": "kept"})["code"] == "E_USAGE"
-    assert page.ask(fork, {**kept, "to": "a\nb"})["code"] == "E_USAGE"
-    assert page.ask(fork, {**kept, "turn": "t0", "step": 10**30})["code"] == "E_USAGE"
-    assert page.ask(fork, {**kept, "to": "copy"}) == {"instance": "copy", "message": None}
-    assert said(page, "main", "copy") == said(page, "main", "kept")
-    page.kernel.popen("send", "/bash__exec command='sleep 20'", "--instance", "kept", "--event-id", "works")
-    wait_until(lambda: page.ask("/api/v1/mailbox?agent=main&instance=kept")["events"])
-    assert page.ask(undo, kept)["code"] == "E_INSTANCE_BUSY"
-    assert page.ask(fork, kept)["message"] is None
-    assert page.kernel.gdn("cancel", "works").status == 0
-    assert page.ask(undo, {**kept, "instance": "copy"}) == {"instance": "copy", "message": "hello"}
 
 
 def test_messages_are_read_into_turns_steps_and_blocks(page: Site) -> None:
