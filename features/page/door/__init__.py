@@ -18,7 +18,7 @@ PREFIX = "/page/api"
 
 def routes(swarm: Swarm) -> list[Way | Operation]:
     """All of them."""
-    entering, live = Entering(swarm), Live(swarm)
+    entering, live = Entering(swarm), Live(swarm.onlookers)
     operations = (
         Operation("makeCode", "POST", "/codes", "operate", "A code.", entering.code, body=Wanted),
         Operation("openSession", "POST", "/session", None, "Its token.", entering.session, max_body=1024),

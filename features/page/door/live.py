@@ -1,9 +1,8 @@
-"""What happens in the swarm, as it happens: one observation of the broker for all readers of a door, while there are
-any.
+"""What happens in the swarm, as it happens, for the page's readers.
 
 A reader that looks closely hears everything, as soon as it happens. The others hear the first few events of each
 moment, and that something was missed: then they ask how things are. So an open page costs a busy kernel next to
-nothing, since agents do not tell what nobody reads, and text still streams to those who watch a run.
+nothing, and text still streams to those who watch a run.
 
 A reader hears of its agents. What it has not read waits, up to a bound; then all of it goes, and the reader is told
 that something was missed. So a reader that never reads costs as much as any other.
@@ -15,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -24,10 +24,9 @@ from msgspec import Struct
 from starlette.responses import Response, StreamingResponse
 
 from goondan.features.serve.api.routing import Asked
-from goondan.features.serve.api.swarm import LOOK_S, Swarm
-from goondan.kernel.cli.observing import Missed, Observation, Seen
-from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.runtime_events import MIN_WINDOW_BYTES, Observe
+from goondan.kernel.cli.observing import Missed, Seen
+from goondan.kernel.cli.onlookers import Onlookers
+from goondan.schemas.wire.errors import fail
 
 #: Between two batches (seconds): a person sees no difference, and a browser is woken seldom.
 BATCH_S: Final = 0.03
@@ -39,14 +38,7 @@ MAX_READERS: Final = 64
 MAX_OF_ONE: Final = 32
 #: Nothing is said for so long, then a comment (seconds): less than proxies wait for.
 HEARTBEAT_S: Final = 15.0
-#: How long a new reader waits until the broker is observed (seconds). Later it is told that it has missed something.
-READY_S: Final = 2.0
-#: How often a door says what it has read, when nobody looks closely (seconds): so often pages ask how things are. More
-#: than a short turn is heard in it.
-CALM_S: Final = 2.0
-#: What may be on its way to a door: while somebody looks closely, and else in CALM_S.
-_WINDOW: Final = Observe(events=4096, bytes=1 << 20)
-_CALM: Final = Observe(events=16, bytes=MIN_WINDOW_BYTES)
+_GAP: Final = b"event: gap\ndata: {}\n\n"
 
 
 class Wish(Struct, forbid_unknown_fields=True):
@@ -69,9 +61,8 @@ def encoded(heard: Seen, at: int) -> bytes:
 class Reader:
     """One reader, and what waits for it."""
 
-    def __init__(self, shown: Callable[[str], bool], closely: bool = False, name: str = "") -> None:
-        self.shown, self.name = shown, name
-        self.closely = closely
+    def __init__(self, shown: Callable[[str], bool], encode: Callable[[Seen], bytes]) -> None:
+        self._shown, self._encode = shown, encode
         #: Something waits.
         self.woken = asyncio.Event()
         self._forget()
@@ -79,17 +70,18 @@ class Reader:
     def _forget(self, gap: bytes = b"") -> None:
         self._gap, self._waiting, self._size = gap, list[bytes](), 0
 
-    def add(self, data: bytes) -> None:
-        """One more event."""
-        if self._size + len(data) > MAX_WAITING:
-            self.miss()
-        self._waiting.append(data)
-        self._size += len(data)
-        self.woken.set()
-
-    def miss(self) -> None:
-        """Something was missed; then what waits is worth nothing."""
-        self._forget(b"event: gap\ndata: {}\n\n")
+    def hear(self, heard: Seen | Missed) -> None:
+        """Something has happened, or was missed; then what waits is worth nothing."""
+        if isinstance(heard, Missed):
+            self._forget(_GAP)
+        elif heard.event is not None and self._shown(heard.frame.from_ or ""):
+            data = self._encode(heard)
+            if self._size + len(data) > MAX_WAITING:
+                self._forget(_GAP)
+            self._waiting.append(data)
+            self._size += len(data)
+        else:
+            return
         self.woken.set()
 
     def take(self) -> bytes:
@@ -104,35 +96,27 @@ class Reader:
 class Live:
     """All readers of one door."""
 
-    def __init__(self, swarm: Swarm) -> None:
-        self._swarm = swarm
-        self._readers: set[Reader] = set()
-        self._observing: asyncio.Task[None] | None = None
-        self._observation: Observation | None = None
-        self._closely = False
-        self._heard = 0  # the last number that is not said to be read
-        self._tried = asyncio.Event()
+    def __init__(self, onlookers: Onlookers) -> None:
+        self._onlookers = onlookers
+        self._names: Counter[str] = Counter()
+        self._last: tuple[Seen | None, bytes] = None, b""
 
     async def stream(self, asked: Asked) -> Response:
         """The stream of a reader. What happens after its head has come is in it, or a gap. Raises GoondanError
         E_OVERLOADED.
         """
-        of_one = sum(one.name == asked.caller.name for one in self._readers)
-        if of_one >= MAX_OF_ONE or len(self._readers) >= MAX_READERS:
-            raise fail("E_OVERLOADED", f"{len(self._readers)} pages look on already, and no more may")
-        reading = self._read(Reader(asked.caller.may_speak_to, asked.query.closely, asked.caller.name))
+        if self._names[asked.caller.name] >= MAX_OF_ONE or self._names.total() >= MAX_READERS:
+            raise fail("E_OVERLOADED", f"{self._names.total()} pages look on already, and no more may")
+        reading = self._read(asked)
         await anext(reading)
         return StreamingResponse(reading, media_type="text/event-stream")
 
-    async def _read(self, reader: Reader) -> AsyncIterator[bytes]:
+    async def _read(self, asked: Asked) -> AsyncIterator[bytes]:
         """What a reader hears. First nothing, when it hears."""
-        self._readers.add(reader)
+        reader, name = Reader(asked.caller.may_speak_to, self._encode), asked.caller.name
+        self._names[name] += 1
         try:
-            if self._observing is None:
-                self._tried.clear()
-            self._look()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._tried.wait(), READY_S)
+            await self._onlookers.add(reader.hear, asked.query.closely)
             yield b""
             while True:
                 with suppress(TimeoutError):
@@ -140,52 +124,11 @@ class Live:
                 yield reader.take() or b":\n\n"
                 await asyncio.sleep(BATCH_S)
         finally:
-            self._readers.discard(reader)
-            self._look()
+            self._names[name] -= 1
+            self._onlookers.remove(reader.hear)
 
-    def _look(self) -> None:
-        """Observe as closely as the readers that there are. Who looks on already is told of a gap."""
-        closely = any(reader.closely for reader in self._readers)
-        if self._observing is not None and (closely != self._closely or not self._readers):
-            self._observing.cancel()
-            self._observing = None
-        self._closely = closely
-        if self._readers and self._observing is None:
-            self._observing = asyncio.ensure_future(self._observe())
-
-    async def _observe(self) -> None:
-        """Observe the kernel that runs, and the next one, until cancelled."""
-        while True:
-            with suppress(GoondanError, OSError):  # no kernel runs, it has just gone, or there are too many files
-                session = await self._swarm.session()
-                self._heard = 0
-                with closing(
-                    await session.observe(_WINDOW if self._closely else _CALM, self._hear)
-                ) as self._observation:
-                    if self._tried.is_set():
-                        self._hear(Missed(0, None))
-                    self._tried.set()
-                    while not session.over:
-                        await asyncio.sleep(LOOK_S if self._closely else CALM_S)
-                        self._have_read()
-                self._hear(Missed(0, 0))
-            self._tried.set()
-            await asyncio.sleep(LOOK_S)
-
-    def _hear(self, heard: Seen | Missed) -> None:
-        if isinstance(heard, Missed):
-            for reader in self._readers:
-                reader.miss()
-        elif heard.event is not None:
-            data = encoded(heard, int(time.time() * 1000))
-            for reader in self._readers:
-                if reader.shown(heard.frame.from_ or ""):
-                    reader.add(data)
-        self._heard = heard.number if isinstance(heard, Seen) else heard.last or 0
-        if self._closely:
-            self._have_read()
-
-    def _have_read(self) -> None:
-        if self._observation is not None and self._heard:
-            self._observation.read(self._heard)
-            self._heard = 0
+    def _encode(self, heard: Seen) -> bytes:
+        """An event as JSON, once for all readers."""
+        if heard is not self._last[0]:
+            self._last = heard, encoded(heard, int(time.time() * 1000))
+        return self._last[1]

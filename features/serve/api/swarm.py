@@ -24,8 +24,9 @@ from starlette.routing import BaseRoute
 from goondan.features.serve.api.rules.callers import Caller
 from goondan.kernel.cli.attach import Kernel, hold
 from goondan.kernel.cli.joined import Joined
-from goondan.kernel.cli.observing import Missed, Observation, Seen
+from goondan.kernel.cli.observing import Missed, Seen
 from goondan.kernel.cli.one_message import Message, event_frame
+from goondan.kernel.cli.onlookers import LOOK_S, Onlookers
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
 from goondan.kernel.cli.session import GONE, WELCOME_S, Session, check_together, opened_data
 from goondan.kernel.cli.state import BundleTarget
@@ -34,14 +35,12 @@ from goondan.kernel.traces.rules.progress import News, Position, Progress, Reade
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, FilePart, Frame
-from goondan.schemas.wire.runtime_events import Observe, RuntimeEvent
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 _T = TypeVar("_T")
 
 #: How long a message that was sent waits for a kernel that comes back (seconds): a stop and a start take a few.
 RETURN_S: Final = 30.0
-#: How often a kernel is looked for meanwhile (seconds).
-LOOK_S: Final = 0.25
 #: How long the broker's answer to a message whose time is over is waited for (seconds): it says what became of it.
 LATE_S: Final = 5.0
 #: How often a turn that was not begun here is looked for in its file, beside at its end (seconds).
@@ -183,51 +182,6 @@ class Turn:
         return None if found is None else found.answer
 
 
-class _Watched:
-    """The turns that were not begun here. One observation is for all of them: a connection has room for a few."""
-
-    def __init__(self) -> None:
-        self._turns: dict[str, tuple[Turn, asyncio.Event]] = {}
-        self._session: Session | None = None
-        self._observation: Observation | None = None
-        self._beginning = asyncio.Lock()
-
-    def add(self, turn: Turn) -> asyncio.Event:
-        """Hear of this turn, too. Returns what is set when it has ended."""
-        ended = asyncio.Event()
-        self._turns[turn.event_id] = turn, ended
-        return ended
-
-    async def observe(self, session: Session) -> None:
-        """Observe by this session, if that is another one. Raises GoondanError."""
-        async with self._beginning:
-            if session is not self._session:
-                self._observation = await session.observe(Observe(events=1024, bytes=1 << 20), self._hear)
-                self._session = session
-
-    def remove(self, turn: Turn) -> None:
-        """Hear no more of this turn."""
-        del self._turns[turn.event_id]
-        if not self._turns and self._observation is not None and self._session is not None:
-            if not self._session.over:
-                self._observation.close()
-            self._session = self._observation = None
-
-    def _hear(self, heard: Seen | Missed) -> None:
-        if isinstance(heard, Missed):
-            for turn, _ in self._turns.values():
-                turn.progress.wants_file = True
-                turn.change()
-        elif heard.event is not None and (found := self._turns.get(heard.frame.event_id or "")) is not None:
-            turn, ended = found
-            if heard.event.kind == "event.ended":
-                ended.set()
-            elif heard.event.kind != "event.accepted":
-                turn.hear(heard.event)
-        if self._observation is not None:
-            self._observation.read(heard.number if isinstance(heard, Seen) else heard.last or 0)
-
-
 class AgentRow(Struct, frozen=True):
     """An agent of the bundle."""
 
@@ -268,7 +222,11 @@ class Swarm:
         self.ways: Sequence[BaseRoute] = ()
         self._joined = Joined(self._find)
         self._turns: dict[str, Turn] = {}
-        self._watched = _Watched()
+        #: Those who hear what happens in it.
+        self.onlookers = Onlookers(self.session)
+        self._watched: dict[
+            str, tuple[Turn, asyncio.Event]
+        ] = {}  # turns that were not begun here; what is set at the end
         self._agents: tuple[float, list[AgentRow]] | None = None
         self._ended: dict[str, None] = {}  # the turns that are over, the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
@@ -429,11 +387,11 @@ class Swarm:
         if (answer := await turn.take_file(self.state_dir)) is not None:
             return answer
         turn.accepted.set_result(None)
-        ended = self._watched.add(turn)
+        ended = asyncio.Event()
+        self._watched[turn.event_id] = turn, ended
         try:
+            await self.onlookers.add(self._hear)  # without a kernel the turn is looked at now and then
             while True:
-                with suppress(GoondanError):  # without it the turn is looked at now and then
-                    await self._watched.observe(await self.session())
                 waits = True
                 if (answer := await turn.take_file(self.state_dir)) is None:
                     waits = await self._waits(turn.event_id, (turn.agent, turn.instance))
@@ -448,7 +406,22 @@ class Swarm:
                         await ended.wait()
                 ended.clear()
         finally:
-            self._watched.remove(turn)
+            del self._watched[turn.event_id]
+            if not self._watched:
+                self.onlookers.remove(self._hear)
+
+    def _hear(self, heard: Seen | Missed) -> None:
+        """What is heard of the turns that were not begun here. One onlooker is for all of them: there may be many."""
+        if isinstance(heard, Missed):
+            for turn, _ in self._watched.values():
+                turn.progress.wants_file = True
+                turn.change()
+        elif heard.event is not None and (found := self._watched.get(heard.frame.event_id or "")) is not None:
+            turn, ended = found
+            if heard.event.kind == "event.ended":
+                ended.set()
+            elif heard.event.kind != "event.accepted":
+                turn.hear(heard.event)
 
     async def _waits(self, event_id: str, place: tuple[str, str]) -> bool:
         """Whether a message waits for an instance, or is worked on."""

@@ -1,10 +1,9 @@
-"""What readers of the live stream hear: one observation for all, each its agents, and a slow one a gap."""
+"""What readers of the live stream hear: each its agents, a slow one a gap, and a few of them at once."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,9 @@ from goondan.features.page.door import live
 from goondan.features.page.door.live import MAX_WAITING, Live, Reader, Wish, encoded
 from goondan.features.serve.api.rules.callers import Caller
 from goondan.kernel.cli.observing import Missed, Observer, Seen
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.runtime_events import Observe, RuntimeEvent
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 MAIN, ALL = Caller("one", "look", ("main",)), Caller("all", "look", ("*",))
 
@@ -26,43 +25,21 @@ def seen(number: int, agent: str = "main", **fields: Any) -> Seen:
     return Seen(number, frame, RuntimeEvent(**{"kind": "text", "text": "<b>", "at": 5, **fields}))
 
 
-class Kernel:
-    """A swarm with a session that a test gives news, and ends."""
+class Happening:
+    """What a test says to all who look on."""
 
     def __init__(self) -> None:
-        self.callers: list[Any] = []
-        self.there = True
-        self.failure: Exception = fail("E_KERNEL_NOT_RUNNING", "none")
-        self.over = False
-        self.read_to = 0
-        self.wishes: list[Observe] = []
-        self.open: list[Observer] = []
+        self.listeners: dict[Observer, bool] = {}
 
-    async def session(self) -> Kernel:
-        if not self.there:
-            raise self.failure
-        self.over = False
-        return self
+    async def add(self, listener: Observer, closely: bool) -> None:
+        self.listeners[listener] = closely
 
-    async def observe(self, wish: Observe, listener: Observer) -> Any:
-        self.wishes.append(wish)
-        self.open.append(listener)
-
-        def read(number: int) -> None:
-            self.read_to = number
-
-        def close() -> None:
-            self.open = [one for one in self.open if one is not listener]
-
-        return SimpleNamespace(read=read, close=close)
+    def remove(self, listener: Observer) -> None:
+        del self.listeners[listener]
 
     def tell(self, heard: Seen | Missed) -> None:
-        (listener,) = self.open
-        listener(heard)
-
-    def end(self) -> None:
-        self.over, self.there = True, False
-        self.open.clear()
+        for listener in self.listeners:
+            listener(heard)
 
 
 def events(data: bytes) -> list[Any]:
@@ -74,22 +51,10 @@ def events(data: bytes) -> list[Any]:
     return found
 
 
-async def reading(door: Live, caller: Caller, closely: bool = True) -> AsyncIterator[bytes]:
+async def reading(door: Live, caller: Caller, closely: bool = True) -> AsyncGenerator[bytes, None]:
     answer: Any = await door.stream(SimpleNamespace(caller=caller, query=Wish(closely)))  # type: ignore[arg-type]
     assert answer.media_type == "text/event-stream"
     return answer.body_iterator  # type: ignore[no-any-return]
-
-
-def tries(monkeypatch: pytest.MonkeyPatch, steps: Callable[[Kernel, Live], Any]) -> None:
-    for name in ("LOOK_S", "CALM_S", "BATCH_S"):
-        monkeypatch.setattr(live, name, 0.001)
-
-    async def run() -> None:
-        async with asyncio.timeout(20):
-            kernel: Any = Kernel()
-            await steps(kernel, Live(kernel))
-
-    asyncio.run(run())
 
 
 def test_an_event_says_whose_it_is_and_where_its_text_stands() -> None:
@@ -100,139 +65,66 @@ def test_an_event_says_whose_it_is_and_where_its_text_stands() -> None:
     }  # fmt: skip
 
 
-def test_readers_share_one_observation_and_hear_of_their_agents_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        one, every = await reading(door, MAIN), await reading(door, ALL)
-        assert len(kernel.open) == 1
-        kernel.tell(seen(1))
-        kernel.tell(seen(2, "other", text="a secret"))
-        kernel.tell(seen(3))
-        assert kernel.read_to == 3
-        assert [event["n"] for event in events(await anext(one))] == [1, 3]
-        assert [event["agent"] for event in events(await anext(every))] == ["main", "other", "main"]
-        await one.aclose()  # type: ignore[attr-defined]
-        await asyncio.sleep(0.01)
-        assert len(kernel.open) == 1
-        await every.aclose()  # type: ignore[attr-defined]
-        await asyncio.sleep(0.01)
-        assert not kernel.open, "nobody reads any more"
-        again = await reading(door, ALL)
-        kernel.tell(seen(4))
-        assert [event["n"] for event in events(await anext(again))] == [4], "it was no gap that nobody read before"
-
-    tries(monkeypatch, steps)
+async def test_readers_hear_of_their_agents_alone() -> None:
+    happening = Happening()
+    door = Live(happening)  # type: ignore[arg-type]
+    one, every = await reading(door, MAIN), await reading(door, ALL, closely=False)
+    assert [*happening.listeners.values()] == [True, False]
+    happening.tell(seen(1))
+    happening.tell(seen(2, "other", text="a secret"))
+    happening.tell(Seen(3, seen(3).frame, None))
+    happening.tell(seen(4))
+    assert [event["n"] for event in events(await anext(one))] == [1, 4]
+    told = events(await anext(every))
+    assert [event["agent"] for event in told] == ["main", "other", "main"] and told[0]["at"] > 1e12
+    await one.aclose()
+    await every.aclose()
+    assert not happening.listeners, "nobody reads any more"
 
 
-def test_who_does_not_look_closely_hears_a_few_events_of_each_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        calm = await reading(door, ALL, closely=False)
-        kernel.tell(seen(1))
-        assert kernel.read_to == 0, "it is said to be read with the next look"
-        assert [event["n"] for event in events(await anext(calm))] == [1]
-        while not kernel.read_to:
-            await asyncio.sleep(0.001)
-        close = await reading(door, ALL)
-        assert events(await anext(calm)) == events(await anext(close)) == ["gap"], "observed anew"
-        assert len(kernel.open) == 1
-        kernel.read_to = 0
-        kernel.tell(seen(1))
-        assert kernel.read_to == 1
-        assert [event["n"] for event in events(await anext(calm))] == [1]
-        await close.aclose()  # type: ignore[attr-defined]
-        assert events(await anext(calm)) == ["gap"]
-        assert [wish.events for wish in kernel.wishes] == [16, 4096, 16]
-
-    tries(monkeypatch, steps)
+async def test_who_has_missed_something_is_told_and_goes_on() -> None:
+    happening = Happening()
+    one = await reading(Live(happening), ALL)  # type: ignore[arg-type]
+    happening.tell(seen(1))
+    happening.tell(Missed(2, 40))
+    happening.tell(seen(41))
+    told = events(await anext(one))
+    assert [told[0], told[1]["n"]] == ["gap", 41] and len(told) == 2
+    await one.aclose()
 
 
-def test_what_is_written_at_once_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        one = await reading(door, MAIN)
-        for number in range(1, 101):
-            kernel.tell(seen(number))
-        assert len(events(await anext(one))) == 100
-
-    tries(monkeypatch, steps)
-
-
-def test_a_kernel_that_goes_and_one_that_comes_are_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        one = await reading(door, MAIN)
-        kernel.tell(seen(1))
-        assert [event["n"] for event in events(await anext(one))] == [1]
-        kernel.end()
-        assert events(await anext(one)) == ["gap"]
-        kernel.there = True
-        assert events(await anext(one)) == ["gap"]
-        kernel.tell(seen(1))
-        assert [event["n"] for event in events(await anext(one))] == [1]
-        kernel.tell(Missed(2, 40))
-        assert kernel.read_to == 40 and events(await anext(one)) == ["gap"]
-
-    tries(monkeypatch, steps)
-
-
-def test_without_a_kernel_a_reader_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        kernel.there = False
-        one = await reading(door, MAIN)
-        kernel.there = True
-        assert events(await anext(one)) == ["gap"]
-
-    tries(monkeypatch, steps)
+async def test_what_is_written_at_once_comes_at_once() -> None:
+    happening = Happening()
+    one = await reading(Live(happening), MAIN)  # type: ignore[arg-type]
+    for number in range(1, 101):
+        happening.tell(seen(number))
+    assert len(events(await anext(one))) == 100
+    await one.aclose()
 
 
 def test_a_reader_that_does_not_read_costs_no_more_than_its_bound() -> None:
-    reader = Reader(MAIN.may_speak_to)
-    data = encoded(seen(1, text="x" * 1000), 0)
+    heard = seen(1, text="x" * 1000)
+    data = encoded(heard, 0)
+    reader = Reader(MAIN.may_speak_to, lambda _: data)
     for number in range(20_000):
-        reader.add(data)
+        reader.hear(heard)
         assert sum(map(len, reader._waiting)) <= MAX_WAITING, number
     told = reader.take()
     assert told.startswith(b"event: gap\n") and len(told) < MAX_WAITING + 4096
-    reader.add(data)
+    reader.hear(heard)
     assert [event["n"] for event in events(reader.take())] == [1], "it goes on"
 
 
-def test_a_token_opens_no_more_streams_than_there_are_browsers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        every = [await reading(door, MAIN) for _ in range(live.MAX_OF_ONE)]
-        with pytest.raises(GoondanError, match="pages look on"):
-            await reading(door, MAIN)
-        others = [await reading(door, ALL) for _ in range(live.MAX_READERS - live.MAX_OF_ONE)]
-        with pytest.raises(GoondanError, match="pages look on"):
-            await reading(door, Caller("third", "look", ("main",)))
-        await others.pop().aclose()  # type: ignore[attr-defined]
-        await every.pop().aclose()  # type: ignore[attr-defined]
-        every.append(await reading(door, MAIN))
-
-    tries(monkeypatch, steps)
-
-
-def test_one_that_was_refused_observes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        refused: list[GoondanError] = [fail("E_OVERLOADED", "too many")]
-        observe = kernel.observe
-
-        async def refuses(wish: Any, listener: Observer) -> Any:
-            if refused:
-                raise refused.pop()
-            return await observe(wish, listener)
-
-        monkeypatch.setattr(kernel, "observe", refuses)
-        one = await reading(door, MAIN)
-        assert events(await anext(one)) == ["gap"]
-        kernel.tell(seen(1))
-        assert [event["n"] for event in events(await anext(one))] == [1]
-
-    tries(monkeypatch, steps)
-
-
-def test_when_the_door_has_no_file_left_it_observes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def steps(kernel: Kernel, door: Live) -> None:
-        kernel.there, kernel.failure = False, OSError(24, "Too many open files")
-        reader = await reading(door, ALL)
-        kernel.there = True
-        assert events(await anext(reader)) == ["gap"]
-
-    tries(monkeypatch, steps)
+async def test_a_token_opens_no_more_streams_than_there_are_browsers() -> None:
+    door = Live(Happening())  # type: ignore[arg-type]
+    every = [await reading(door, MAIN) for _ in range(live.MAX_OF_ONE)]
+    with pytest.raises(GoondanError, match="pages look on"):
+        await reading(door, MAIN)
+    others = [await reading(door, ALL) for _ in range(live.MAX_READERS - live.MAX_OF_ONE)]
+    with pytest.raises(GoondanError, match="pages look on"):
+        await reading(door, Caller("third", "look", ("main",)))
+    await others.pop().aclose()
+    await every.pop().aclose()
+    every.append(await reading(door, MAIN))
+    for one in (*every, *others):
+        await one.aclose()
