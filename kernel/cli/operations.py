@@ -39,7 +39,7 @@ class Swarm(Protocol):
 S = TypeVar("S")
 
 
-class Asked(NamedTuple, Generic[S]):
+class Asked(Struct, Generic[S], frozen=True):
     """A request, as a handler gets it."""
 
     #: Who asks.

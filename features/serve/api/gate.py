@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from goondan.features.serve.api.http import CONNECTION, Bounds, Connection
 from goondan.features.serve.api.problems import problem, status_of
@@ -43,6 +44,11 @@ COME_BACK: Final = b"retry: 1000\n\n"
 _LOG: Final = logging.getLogger("goondan.door")
 #: What each answer says, unless its way has said it: it is a caller's own, and what its type says.
 _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+#: The type of the message of a way that is its whole answer, as JSON: most answers are, and leave by the shortest way.
+WHOLE: Final = "goondan.json"
+_JSON_HEAD: Final = STATUS_LINE[200] + b"".join(
+    [b"%b: %b\r\n" % header for header in (*_HEADERS, (b"content-type", b"application/json"))]
+)
 
 
 class Refused(Exception):
@@ -196,7 +202,9 @@ class Gate:
     def _known(self, digest: bytes) -> Caller | None:
         for ask in (self._tokens.known, *self._callers):
             if (caller := ask(digest)) is not None:
-                maker = self._tokens.known(caller.behind) if caller.behind else caller
+                if not caller.behind:
+                    return caller
+                maker = self._tokens.known(caller.behind)
                 return caller if maker and maker.may(caller.role) and maker.agents == caller.agents else None
         return None
 
@@ -283,7 +291,8 @@ class _Exchange:
         else:  # what is here needs neither a timer nor an event
             message, cycle.body = {"type": "http.request", "body": bytes(cycle.body), "more_body": False}, b""
             cycle.message_event.clear()
-            self._connection.flow.resume_reading()
+            if self._connection.flow.read_paused:
+                self._connection.flow.resume_reading()
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
         if self._held + size > self._most:
@@ -298,6 +307,14 @@ class _Exchange:
         raise refused(413, f"a request at this path has at most {self._most} bytes")
 
     async def _answer(self, message: Message) -> None:
+        if message["type"] == WHOLE:
+            body, length = message["body"], b"%d" % len(message["body"])
+            if self._connection.write(self._cycle, b"%bcontent-length: %b\r\n" % (_JSON_HEAD, length), body):
+                self._status, self._sent = 200, len(body)
+                return
+            headers = [(b"content-length", length), (b"content-type", b"application/json")]
+            await self._answer({"type": "http.response.start", "status": 200, "headers": headers})
+            message = {"type": "http.response.body", "body": body}
         start, self._start = self._start, None
         if message["type"] == "http.response.start":
             self._status = message["status"]

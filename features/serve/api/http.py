@@ -153,7 +153,8 @@ class Connection(HttpToolsProtocol):
         """Read a part of what has come. Between two parts others have their turn, and the gate looks at the head."""
         if self.transport.is_closing() or self._is_deaf or not self._later:
             return
-        if not self._between and not self.cycle.more_body:  # the answer comes first
+        cycle = self.cycle
+        if cycle is not None and not (cycle.response_complete or cycle.more_body):  # the answer comes first
             self.flow.held = True
             self.transport.pause_reading()
             return
@@ -203,16 +204,20 @@ class Connection(HttpToolsProtocol):
         because it has to wait, or is wrong.
         """
         headers = start["headers"]
-        is_good = (b"content-length", b"%d" % len(body)) in headers and not self.flow.write_paused
-        if cycle.disconnected or not is_good or HEADER_VALUE_RE.search(b"".join(chain.from_iterable(headers))):
+        is_good = (b"content-length", b"%d" % len(body)) in headers
+        if not is_good or HEADER_VALUE_RE.search(b"".join(chain.from_iterable(headers))):
             return False
-        if CLOSE_HEADER in headers:
-            cycle.keep_alive = False
-        elif not cycle.keep_alive:
-            headers.append(CLOSE_HEADER)
-        said = b"".join([b"%b: %b\r\n" % header for header in headers])
+        cycle.keep_alive = cycle.keep_alive and CLOSE_HEADER not in headers
+        said = b"".join([b"%b: %b\r\n" % header for header in headers if header != CLOSE_HEADER])
+        return self.write(cycle, STATUS_LINE[start["status"]] + said, body)
+
+    def write(self, cycle: Any, said: bytes, body: bytes) -> bool:
+        """The same of a head that is made and has no fault."""
+        if cycle.disconnected or self.flow.write_paused:
+            return False
+        closing = b"" if cycle.keep_alive else b"connection: close\r\n"
         cycle.response_started, cycle.response_complete, cycle.waiting_for_100_continue = True, True, False
-        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[start["status"]], said, body))
+        self.transport.write(b"%b%b\r\n%b" % (said, closing, body))
         cycle.message_event.set()
         if not cycle.keep_alive:
             self.transport.close()

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from goondan.features.serve.api.gate import Way, refused
+from goondan.features.serve.api.gate import WHOLE, Way, refused
 from goondan.features.serve.api.rules.heads import Head
 from goondan.features.serve.api.swarm import Swarm
 from goondan.kernel.cli import operations
@@ -55,15 +55,12 @@ class _Endpoint(Struct, frozen=True):
         operation, head = self.operation, scope["state"]["head"]
         query = None if operation.query is None else _query(operation.query, Request(scope))
         body = None if operation.body is None else await _body(operation.body, head, receive)
-        asked = Asked(head.caller, self.swarm, scope["path_params"], query, body, head.headers, head.digest)
+        asked = operations.Asked(head.caller, self.swarm, scope["path_params"], query, body, head.headers, head.digest)
         answer = await operation.handler(asked)
         if isinstance(answer, Response):
             await answer(scope, receive, send)
-            return
-        data = msgspec.json.encode(answer)  # what is answered most needs no Response
-        headers = [(b"content-length", b"%d" % len(data)), (b"content-type", JSON.encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
+        else:
+            await send({"type": WHOLE, "body": msgspec.json.encode(answer)})
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

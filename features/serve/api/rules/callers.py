@@ -17,7 +17,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Sequence
-from hashlib import sha256
+from hashlib import blake2s
 from typing import Final
 
 from goondan.kernel.cli.rules.callers import ROLES, Caller, Role
@@ -39,7 +39,7 @@ _TOKEN: Final = re.compile(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}\Z")
 
 def digest_of(token: bytes) -> bytes:
     """What is kept of a token."""
-    return sha256(b"goondan door\0" + token).digest()
+    return blake2s(b"goondan door\0" + token).digest()
 
 
 class Tokens:
