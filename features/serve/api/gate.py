@@ -17,7 +17,8 @@ import os
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
@@ -25,10 +26,10 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from starlette.types import Message, Scope
+from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
-from goondan.features.serve.api.http import CONNECTION, Bounds, Connection
+from goondan.features.serve.api.http import Bounds, Connection
 from goondan.features.serve.api.problems import problem, status_of
 from goondan.features.serve.api.rules.callers import Caller, Role, Tokens
 from goondan.features.serve.api.rules.heads import STRANGER, Head, Names, Refusal, judge
@@ -105,6 +106,11 @@ def _refusal_of(error: Exception) -> Refused:
     return refused(500, "the request has failed, and the log says why", "E_INTERNAL")
 
 
+def _is_good(headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+    is_whole = (b"content-length", b"%d" % len(body)) in headers
+    return is_whole and not HEADER_VALUE_RE.search(b"".join(chain.from_iterable(headers)))
+
+
 class Gate:
     """Judges requests, and hands those that may come in to their ways."""
 
@@ -144,9 +150,9 @@ class Gate:
         #: Nobody new is let in.
         self.ended = False
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer a request."""
-        return _Exchange(self, scope, receive, send).run()
+    def __call__(self, connection: Connection) -> _Exchange:
+        """What answers the request that a connection has read the head of."""
+        return _Exchange(self, connection)
 
     def replace(self, tokens: Tokens) -> None:
         """From now on these are the tokens. Requests and streams whose token has gone, or says less, lose their
@@ -209,16 +215,18 @@ class Gate:
         return None
 
 
-class _Exchange:
-    """One request and its answer."""
+_Cycle: Any = RequestResponseCycle  # its types of messages are not those of Starlette
 
-    def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
+
+class _Exchange(_Cycle):  # type: ignore[misc]
+    """One request and its answer. What its way does not do at once, uvicorn's cycle does."""
+
+    def __init__(self, gate: Gate, connection: Connection) -> None:
+        whole = connection.scope, connection.transport, connection.flow
+        asks, stays = connection.expect_100_continue, connection.parser.should_keep_alive()
+        super().__init__(*whole, _LOG, _LOG, False, [], asyncio.Event(), asks, stays, connection.on_response_complete)
         self._gate = gate
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._connection: Connection = scope["state"][CONNECTION]
-        self._cycle: Any = send.__self__  # type: ignore[attr-defined]
+        self._connection = connection
         self._began = time.monotonic()
         #: What its head says, when it was let in.
         self.head: Head | None = None
@@ -232,12 +240,12 @@ class _Exchange:
         self._start: Message | None = None  # the head of an answer that leaves with its body
         self._sent = 0
 
-    async def run(self) -> None:
+    async def run_asgi(self, _app: Any) -> None:
         connection = self._connection
         connection.task = task = asyncio.current_task()
         try:
             try:
-                self.head = head = self._gate.judge(self._scope)
+                self.head = head = self._gate.judge(self.scope)
                 if head.caller is not STRANGER:
                     connection.room.let_in(connection)
                 if self._gate.ended:
@@ -247,12 +255,15 @@ class _Exchange:
                 await self._refuse(_refusal_of(error))
         except asyncio.CancelledError:
             if self.streams and self._gate.ended and not connection.flow.write_paused:
-                await self._send({"type": "http.response.body", "body": COME_BACK, "more_body": True})
+                await self.send({"type": "http.response.body", "body": COME_BACK, "more_body": True})
                 connection.transport.close()  # without the last chunk: the stream is not whole
             else:
                 connection.transport.abort()  # its client has gone, or its token, or the door ends
-                self._cycle.disconnected = True  # uvicorn says so of the last request of a packet alone
+                self.disconnected = True  # uvicorn says so of the last request of a packet alone
         finally:
+            self.on_response: Callable[[], None] = lambda: None  # it leads back to the connection
+            if not self.response_complete:
+                connection.transport.close()
             self._gate.bodies -= self._held
             if self._gate.log is not None:
                 self._gate.log(msgspec.json.encode(self._line()) + b"\n")
@@ -264,35 +275,36 @@ class _Exchange:
         gate.open[name] += 1
         gate.inside[task] = self
         try:
-            self._way = way = gate.find(self._scope)
+            self._way = way = gate.find(self.scope)
             role: Role | None = getattr(way, "role", "operate")
             if role is not None and not head.caller.may(role):
                 raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {name} has {head.caller.role}")
             self._most = getattr(way, "max_body", MAX_BODY)
             if head.length is not None and head.length > self._most:
                 self._too_large()
-            self._scope["state"] |= {"caller": head.caller, "head": head}
+            self.scope["state"] |= {"caller": head.caller, "head": head}
             # The method fits already.
-            await (way.app if isinstance(way, Route) else way.handle)(self._scope, self._body, self._answer)
+            await (way.app if isinstance(way, Route) else way.handle)(self.scope, self._body, self._answer)
         finally:
             gate.open[name] -= 1
             del gate.inside[task]
 
-    async def _body(self) -> Message:
+    async def _body(self) -> Any:
         if self._whole:
-            return await self._receive()
-        cycle, body_s = self._cycle, self._gate.bounds.body_s
-        if cycle.more_body:
+            return await self.receive()
+        body_s = self._gate.bounds.body_s
+        if self.more_body:
             try:
                 async with asyncio.timeout(self._began + body_s - time.monotonic()):
-                    message = await self._receive()
+                    message = await self.receive()
             except TimeoutError:
                 raise refused(408, f"the body did not come within {body_s:g} s") from None
         else:  # what is here needs neither a timer nor an event
-            message, cycle.body = {"type": "http.request", "body": bytes(cycle.body), "more_body": False}, b""
-            cycle.message_event.clear()
-            if self._connection.flow.read_paused:
-                self._connection.flow.resume_reading()
+            message = {"type": "http.request", "body": bytes(self.body), "more_body": False}
+            self.body.clear()
+            self.message_event.clear()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         size = len(message.get("body", b""))
         if self._held + size > self._most:
@@ -307,49 +319,60 @@ class _Exchange:
         raise refused(413, f"a request at this path has at most {self._most} bytes")
 
     async def _answer(self, message: Message) -> None:
-        if message["type"] == WHOLE:
-            body, length = message["body"], b"%d" % len(message["body"])
-            if self._connection.write(self._cycle, b"%bcontent-length: %b\r\n" % (_JSON_HEAD, length), body):
-                self._status, self._sent = 200, len(body)
-                return
-            headers = [(b"content-length", length), (b"content-type", b"application/json")]
-            await self._answer({"type": "http.response.start", "status": 200, "headers": headers})
-            message = {"type": "http.response.body", "body": body}
         start, self._start = self._start, None
-        if message["type"] == "http.response.start":
+        body = message.get("body", b"")
+        self._sent += len(body)
+        if message["type"] == WHOLE:
+            self._status = 200
+            await self._write(b"%bcontent-length: %d\r\n" % (_JSON_HEAD, len(body)), body)
+        elif message["type"] == "http.response.start":
             self._status = message["status"]
             headers = [*message.get("headers", ())]
             named = dict(headers)
             message["headers"] = headers + [header for header in _HEADERS if header[0] not in named]
             self.streams = named.get(b"content-type", b"").startswith(b"text/event-stream")
-            if b"content-length" in named and self._scope["method"] != "HEAD":
+            if b"content-length" in named and self.scope["method"] != "HEAD":
                 self._start = message
-                return
+            else:
+                await self.send(message)
+        elif start is not None and not message.get("more_body") and _is_good(start["headers"], body):
+            lines = [b"%b: %b\r\n" % header for header in start["headers"]]
+            await self._write(STATUS_LINE[self._status] + b"".join(lines), body)
         else:
-            body = message.get("body", b"")
-            self._sent += len(body)
             if start is not None:
-                if not message.get("more_body") and self._connection.answer(self._cycle, start, body):
-                    return
-                await self._send(start)
-        await self._send(message)
+                await self.send(start)
+            await self.send(message)
+
+    async def _write(self, head: bytes, body: bytes) -> None:
+        """Write a whole answer in one system call, which wakes its reader once."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        closing = b"" if self.keep_alive else b"connection: close\r\n"
+        self.response_started, self.response_complete, self.waiting_for_100_continue = True, True, False
+        self.transport.write(b"%b%b\r\n%b" % (head, closing, body))
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
 
     async def _refuse(self, refusal: Refused) -> None:
         """Answer an error, and close the connection if the rest of its request is not wanted."""
         if self._status:
-            raise ConnectionAbortedError from refusal  # uvicorn closes a connection whose answer is not whole
-        answer: Response = self._gate.formatter(self._scope["path"])(refusal.error, refusal.status)
+            return  # and the connection is closed, because the answer is not whole
+        answer: Response = self._gate.formatter(self.scope["path"])(refusal.error, refusal.status)
         answer.headers.update(refusal.headers)
         if refusal.status in (429, 503):
             answer.headers.setdefault("retry-after", "1")
         if self.head is None or not (self._whole or self.head.length == 0):
-            answer.headers["connection"] = "close"  # what comes behind is not read
-        await answer(self._scope, self._body, self._answer)
+            self.keep_alive = False  # what comes behind is not read
+        await answer(self.scope, self._body, self._answer)
 
     def _line(self) -> dict[str, Any]:
         """What the log says. It has nothing that a caller has chosen: no path, no query, no content."""
         took = time.monotonic() - self._began
         name = None if self.head is None else self.head.caller.name
-        told = {"time": round(time.time() - took, 3), "token": name, "method": self._scope["method"][:16]}
+        told = {"time": round(time.time() - took, 3), "token": name, "method": self.scope["method"][:16]}
         told |= {"way": getattr(self._way, "path", None), "status": self._status, "ms": round(took * 1000, 1)}
         return told | {"bytesIn": self._held, "bytesOut": self._sent}

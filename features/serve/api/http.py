@@ -21,19 +21,17 @@ import asyncio
 import contextlib
 import resource
 import socket
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from typing import Any, Final
+from urllib.parse import unquote
 
 import uvicorn
 from msgspec import Struct
 from msgspec.structs import replace
-from starlette.types import ASGIApp, Message
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
-from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-#: Where a request finds its connection: in the state of its scope.
-CONNECTION: Final = "connection"
 #: How much may wait to be written on a connection in the system before its writers wait (bytes).
 SEND_BUFFER: Final = 128 << 10
 #: How much is read at once (bytes): a quarter of a MiB comes at once, and may be chunks of one byte.
@@ -116,13 +114,14 @@ class _Flow(FlowControl):
 class Connection(HttpToolsProtocol):
     """One connection. It is closed when the head of a request does not come, or nobody reads what is sent."""
 
+    cycle: Any
+
     def __init__(self, room: Room, **given: Any) -> None:
         super().__init__(**given)
         #: Where it is counted.
         self.room = room
         self._bounds = room.bounds
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.app_state = {**self.app_state, CONNECTION: self}
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
         self._spare = self._bounds.head  # bytes that may come and are no body: of a head, sizes of chunks, trailers
         self._is_deaf = False  # what comes is no request any more, and the answer to the last one ends the connection
@@ -181,10 +180,19 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        if not self.url.startswith(b"/"):
+        path, _, query = self.url.partition(b"?")
+        if not path.startswith(b"/") or b"#" in self.url:
             raise ValueError("a request names a path")
-        super().on_headers_complete()
+        scope, parser, before, begin = self.scope, self.parser, self.cycle, self.app
+        scope["method"], scope["http_version"] = parser.get_method().decode("ascii"), parser.get_http_version()
+        scope["path"], scope["raw_path"], scope["query_string"] = unquote(path.decode("ascii")), path, query
         self.headers = []  # for trailers, which nobody reads
+        self.cycle = begin(self)
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, begin)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, begin))
 
     def on_body(self, body: bytes) -> None:
         self._spare = min(self._spare + 8 * len(body), self._bounds.head)
@@ -198,31 +206,6 @@ class Connection(HttpToolsProtocol):
         else:  # requests before it are answered first
             self.cycle.keep_alive, self._is_deaf = False, True
             self.flow.pause_reading()
-
-    def answer(self, cycle: Any, start: Message, body: bytes) -> bool:
-        """Write a whole answer in one system call, which wakes its reader once. False: uvicorn's cycle must write it,
-        because it has to wait, or is wrong.
-        """
-        headers = start["headers"]
-        is_good = (b"content-length", b"%d" % len(body)) in headers
-        if not is_good or HEADER_VALUE_RE.search(b"".join(chain.from_iterable(headers))):
-            return False
-        cycle.keep_alive = cycle.keep_alive and CLOSE_HEADER not in headers
-        said = b"".join([b"%b: %b\r\n" % header for header in headers if header != CLOSE_HEADER])
-        return self.write(cycle, STATUS_LINE[start["status"]] + said, body)
-
-    def write(self, cycle: Any, said: bytes, body: bytes) -> bool:
-        """The same of a head that is made and has no fault."""
-        if cycle.disconnected or self.flow.write_paused:
-            return False
-        closing = b"" if cycle.keep_alive else b"connection: close\r\n"
-        cycle.response_started, cycle.response_complete, cycle.waiting_for_100_continue = True, True, False
-        self.transport.write(b"%b%b\r\n%b" % (said, closing, body))
-        cycle.message_event.set()
-        if not cycle.keep_alive:
-            self.transport.close()
-        cycle.on_response()
-        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -253,7 +236,7 @@ class Connection(HttpToolsProtocol):
     @property
     def _between(self) -> bool:
         """Whether no request is under way."""
-        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+        return self.cycle is None or self.cycle.response_complete
 
     def _limit(self, what: str, seconds: float) -> None:
         if what not in self._timers:
@@ -266,16 +249,18 @@ class Connection(HttpToolsProtocol):
 
 
 class HttpService:
-    """An application on a socket that listens."""
+    """A gate on a socket that listens: it makes what answers the request that a connection has read the head of."""
 
-    def __init__(self, app: ASGIApp, listening: socket.socket, bounds: Bounds) -> None:
+    def __init__(
+        self, gate: Callable[[Connection], RequestResponseCycle], listening: socket.socket, bounds: Bounds
+    ) -> None:
         self._listening = listening
         bounds = _within_descriptors(bounds)
         protocol: Any = partial(Connection, Room(bounds))
         spoken: dict[str, Any] = {"http": protocol, "interface": "asgi3", "ws": "none", "lifespan": "off"}
         unsaid: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "date_header", "proxy_headers"), False)
         times: dict[str, Any] = {"timeout_keep_alive": bounds.idle_s, "timeout_graceful_shutdown": bounds.goodbye_s}
-        self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_config=None, **spoken, **unsaid, **times))
+        self._uvicorn = uvicorn.Server(uvicorn.Config(gate, log_config=None, **spoken, **unsaid, **times))
         # Signals are the command's.
         self._uvicorn.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 

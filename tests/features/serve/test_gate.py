@@ -170,6 +170,8 @@ def test_an_answer_that_is_whole_is_written_at_once(door: InProcess, method: str
         while not door.connections:
             time.sleep(0.001)
         door.call(count)
+        while not counted:
+            time.sleep(0.001)
         stream.sendall(head[20:])
         came = b""
         while chunk := stream.recv(1 << 16):
