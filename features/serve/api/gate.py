@@ -200,7 +200,7 @@ class Gate:
     def judge(self, scope: Scope) -> Head:
         """What the head says. Raises Refused."""
         way = self._plain.get((scope["method"], scope["path"]))
-        head = judge(scope, self._names, self._known, way is not None and way.role is None)
+        head = judge(scope, self._names, self._known, way is not None and way.role is None, way is not None)
         if isinstance(head, Refusal):
             raise refused(head.status, head.reason, head.code, head.headers)
         return head

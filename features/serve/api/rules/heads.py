@@ -32,7 +32,8 @@ MAX_TARGET: Final = 8192
 MAX_HEADERS: Final = 100
 #: Most paths: they need no closer look.
 _SIMPLE: Final = re.compile(rb"[a-zA-Z0-9/_-]*\Z")
-_LENGTH: Final = re.compile(rb"[0-9]{1,18}\Z")
+#: The most digits of a length: as many as fit any number of bytes.
+MAX_DIGITS: Final = 18
 #: How a browser says that a person goes to a page: mode and destination.
 _FOLLOWED: Final = (b"navigate", b"document")
 #: Who shows no token where none is needed. No token has this name.
@@ -59,14 +60,15 @@ class Names:
         """`address` is what it listens at; `more` are names that its owner has given it, with or without a port."""
         names = ["127.0.0.1", "localhost", "[::1]", f"[{address}]" if ":" in address else address]
         self._more = {form.encode() for name in map(str.lower, more) for form in _forms(name, port)}
-        self._hosts = self._more.union(f"{name}:{port}".encode() for name in names)
+        #: What a Host may say.
+        self.hosts = self._more.union(f"{name}:{port}".encode() for name in names)
         self._port = port
         # A page can rebind a name, and no address. So behind "all addresses" each address is a good Host.
         self._any_address = address in ("0.0.0.0", "::")  # noqa: S104 - compared, not listened at
 
     def has_host(self, host: bytes) -> bool:
         """Whether a Host names this door."""
-        return host.lower() in self._hosts or (self._any_address and self._is_address(host))
+        return host.lower() in self.hosts or (self._any_address and self._is_address(host))
 
     def has_origin(self, origin: bytes) -> bool:
         """Whether a page of this origin is one of the door's own."""
@@ -102,14 +104,16 @@ class Head(Struct, frozen=True):
     headers: Mapping[bytes, bytes]
 
 
-def judge(scope: Any, names: Names, known: Callable[[bytes], Caller | None], is_open: bool = False) -> Head | Refusal:
+def judge(
+    scope: Any, names: Names, known: Callable[[bytes], Caller | None], is_open: bool = False, is_ours: bool = False
+) -> Head | Refusal:
     """What a request says, by its ASGI scope; or why it is refused. `known` says whose token has a digest; `is_open`:
-    it needs none.
+    it needs none; `is_ours`: its path is a way's, word for word.
     """
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         found[name] = found[name] + b", " + value if name in found else value  # as RFC 9110 section 5.3 has it
-    refusal = _addressed(scope, found, names, is_open) or _whole(scope, found)
+    refusal = _addressed(scope, found, names, is_open) or _whole(scope, found, is_ours)
     if refusal is not None:
         return refusal
     scheme, _, token = found.get(b"authorization", b"").partition(b" ")
@@ -126,7 +130,8 @@ def _addressed(scope: Any, found: dict[bytes, bytes], names: Names, is_open: boo
     """Whether it was meant for this door, and sent by a program or a page of ours."""
     if scope["http_version"] != "1.1":
         return Refusal(505, "HTTP/1.1 is spoken here")
-    if not names.has_host(found.get(b"host", b"")):
+    host = found.get(b"host", b"")
+    if host not in names.hosts and not names.has_host(host):
         return Refusal(421, "this is not the host that the request names", "E_DOOR_REFUSED")
     if b"origin" in found and not names.has_origin(found[b"origin"]):
         return Refusal(403, "pages of this origin may not ask", "E_DOOR_REFUSED")
@@ -137,7 +142,7 @@ def _addressed(scope: Any, found: dict[bytes, bytes], names: Names, is_open: boo
     return None
 
 
-def _whole(scope: Any, found: dict[bytes, bytes]) -> Refusal | None:
+def _whole(scope: Any, found: dict[bytes, bytes], is_ours: bool) -> Refusal | None:
     """Whether it can be understood in one way only."""
     raw: bytes = scope["raw_path"]
     query: bytes = scope["query_string"]
@@ -145,13 +150,14 @@ def _whole(scope: Any, found: dict[bytes, bytes]) -> Refusal | None:
         return Refusal(405, f"only {', '.join(METHODS)} are served", headers={"allow": ", ".join(METHODS)})
     if not raw.startswith(b"/") or len(raw) + len(query) > MAX_TARGET or len(scope["headers"]) > MAX_HEADERS:
         return Refusal(400, f"a request names a path of at most {MAX_TARGET} bytes, and has at most 100 headers")
-    if not (_SIMPLE.match(raw) or _is_plain(raw)):
+    if not (is_ours or _SIMPLE.match(raw) or _is_plain(raw)):
         return Refusal(400, "the path is not UTF-8, or has control characters or steps (..) in it")
     if query and any(_secret(part) for part in query.split(b"&")):
         reason = "a token stands in the query, where logs and histories keep it; send it as Authorization: Bearer"
         return Refusal(400, reason, "E_DOOR_REFUSED")
     is_chunked = b"transfer-encoding" in found
-    if not _LENGTH.match(found.get(b"content-length", b"0")) or (is_chunked and b"content-length" in found):
+    length = found.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > MAX_DIGITS or (is_chunked and b"content-length" in found):
         return Refusal(400, "a request has one Content-Length, or one Transfer-Encoding")
     if (is_chunked and found[b"transfer-encoding"].lower() != b"chunked") or b"upgrade" in found:
         return Refusal(400, "the only transfer coding is chunked, and nothing is upgraded to")
