@@ -5,7 +5,6 @@ Source: docs/mcp.md, "Looking at servers"; docs/serve.md, "Our API".
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 from goondan.features.mcp.api import row
@@ -21,11 +20,11 @@ def routes(_: Swarm) -> list[Operation]:
     return [Operation("listServers", "GET", "/mcp/servers", "look", "The sessions with MCP servers.", servers)]
 
 
-async def servers(asked: Asked[Swarm]) -> list[dict[str, Any]]:
+def servers(asked: Asked[Swarm]) -> list[dict[str, Any]]:
     """The rows of `gdn mcp list` of servers that run, of agents of the caller. What is of no agent is for who may see
     all. Raises GoondanError E_KERNEL_LOST.
     """
-    reply = await asyncio.to_thread(ask_supervisor, asked.swarm.state_dir, "ps", ANSWER_S)
+    reply = ask_supervisor(asked.swarm.state_dir, "ps", ANSWER_S)
     rows = [row(news) for news in (reply and reply.servers) or () if news.server is not None]
     caller = asked.caller
     return [one for one in rows if "*" in caller.agents or caller.may_speak_to(one["agent"] or "")]

@@ -5,11 +5,9 @@ Source: docs/usage.md.
 
 from __future__ import annotations
 
-import asyncio
 import datetime
-from collections.abc import Callable
+from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from goondan.features.usage.api import By, Found, day_of, look, report
@@ -31,15 +29,11 @@ def routes(_: Swarm) -> list[Operation]:
     return [Operation("getUsage", "GET", "/usage", "look", summary, usage, query=UsageOf)]
 
 
-async def usage(asked: Asked[Swarm]) -> msgspec.Raw:
-    """What was used."""
-    return await asyncio.to_thread(_report, asked.swarm.state_dir, asked.query, asked.caller.may_speak_to)
-
-
-def _report(state_dir: str, asked: UsageOf, shown: Callable[[str], bool]) -> msgspec.Raw:
+def usage(asked: Asked[Swarm]) -> dict[str, Any]:
     """The document of `gdn usage --json`, of the agents that are shown to the caller."""
-    since = None if asked.since is None else day_of(asked.since, datetime.datetime.now(datetime.UTC).date())
-    found = look(state_dir, turns=asked.by == "tree")
+    wanted, shown = asked.query, asked.caller.may_speak_to
+    since = None if wanted.since is None else day_of(wanted.since, datetime.datetime.now(datetime.UTC).date())
+    found = look(asked.swarm.state_dir, turns=wanted.by == "tree")
     sums = [one for one in found.sums if shown(one.agent)]
     turns = [one for one in found.turns if shown(one.agent)]
-    return msgspec.Raw(msgspec.json.encode(report(Found(sums, turns), asked.by, since)))
+    return report(Found(sums, turns), wanted.by, since)

@@ -8,7 +8,7 @@ Source: docs/design/features.md section 1; docs/serve.md, "One more door".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -87,8 +87,9 @@ class Operation(NamedTuple):
     role: Role | None
     #: What it does, in one sentence.
     summary: str
-    #: Makes the answer: a Response of Starlette's, or what is encoded as JSON.
-    handler: Callable[[Asked[Any]], Awaitable[Any]]
+    #: Makes the answer: a Response of Starlette's, or what is encoded as JSON. One that is no coroutine function is
+    #: called in a thread.
+    handler: Callable[[Asked[Any]], Any]
     #: The type of the answer, or a tuple of them; None: a JSON value, as the command prints it.
     answer: Any = None
     #: The structs of the query and of the body; None: there is none.

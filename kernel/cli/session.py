@@ -50,12 +50,15 @@ class OpenFile(NamedTuple):
 
 
 @contextmanager
-def opened_files(paths: Sequence[str]) -> Iterator[list[OpenFile]]:
-    """The files of one message, open inside this context. Raises GoondanError E_USAGE, E_FILE_INVALID."""
+def opened_files(paths: Sequence[str], *, links: bool = True) -> Iterator[list[OpenFile]]:
+    """The files of one message, open inside this context. `links`: a path may lead over a link at its end. Raises
+    GoondanError E_USAGE, E_FILE_INVALID.
+    """
     if len(paths) > blobs.MAX_FILES:
         raise fail("E_FILE_INVALID", f"{len(paths)} files with one message, limit {blobs.MAX_FILES}")
     with ExitStack() as closing:
-        opened = [_open(path, closing) for path in paths]
+        flags = _FLAGS if links else _FLAGS | os.O_NOFOLLOW
+        opened = [_open(path, flags, closing) for path in paths]
         check_together(opened)
         yield opened
 
@@ -84,9 +87,9 @@ def opened_data(data: bytes, name: str) -> Iterator[OpenFile]:
         yield OpenFile(descriptor, len(data), media_type, name)
 
 
-def _open(path: str, closing: ExitStack) -> OpenFile:
+def _open(path: str, flags: int, closing: ExitStack) -> OpenFile:
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(path, flags)
         closing.callback(os.close, descriptor)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

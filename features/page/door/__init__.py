@@ -5,7 +5,7 @@ Source: docs/decisions/176; docs/serve.md, "One more door".
 
 from __future__ import annotations
 
-from goondan.features.page.door import acting, looking, static, turns
+from goondan.features.page.door import granting, looking, static, turns
 from goondan.features.page.door.entering import Entering, Wanted
 from goondan.features.page.door.live import Live, Wish
 from goondan.features.serve.api.gate import Way
@@ -26,7 +26,7 @@ def routes(swarm: Swarm) -> list[Way | Operation]:
         Operation("listRuns", "GET", "/runs", "look", "Runs.", looking.runs, query=looking.Runs),
         Operation("getRuns", "POST", "/runs/details", "look", "Turns.", looking.details, body=looking.Details),
         Operation("listLines", "GET", "/logs", "look", "Lines of logs.", looking.lines, query=looking.Lines),
-        *acting.OPERATIONS,
+        *granting.OPERATIONS,
         *turns.OPERATIONS,
     )
     return [*static.ways(), *(operation._replace(prefix=PREFIX) for operation in operations)]

@@ -7,7 +7,6 @@ Source: docs/decisions/159; docs/decisions/176; docs/design/commands.md section 
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from bisect import bisect_left
 from functools import lru_cache
@@ -65,13 +64,9 @@ def _firsts(state_dir: str, patterns: tuple[str, ...], agent: str | None) -> tra
     return trace_index.Firsts(lru_cache(lambda name: agent in (None, name) and caller.may_speak_to(name)))
 
 
-async def runs(asked: Asked) -> dict[str, Any]:
+def runs(asked: Asked) -> dict[str, Any]:
     """A page of runs, the last begun first: rows as arrays."""
-    return await asyncio.to_thread(list_runs, asked.swarm.state_dir, asked.query, asked.caller)
-
-
-def list_runs(state_dir: str, wanted: Runs, caller: Caller) -> dict[str, Any]:
-    """The same, in this thread."""
+    state_dir, wanted, caller = asked.swarm.state_dir, asked.query, asked.caller
     with _LISTING:
         numbers = _firsts(state_dir, tuple(caller.agents), wanted.agent).numbers(state_dir)
     end = bisect_left(numbers, wanted.before)
@@ -81,24 +76,18 @@ def list_runs(state_dir: str, wanted: Runs, caller: Caller) -> dict[str, Any]:
     return {"rows": told, "before": page[0] if end > wanted.limit else None, "total": len(numbers)}
 
 
-async def details(asked: Asked) -> dict[str, list[Trace]]:
+def details(asked: Asked) -> dict[str, list[Trace]]:
     """Turns without their steps, with what they have used in all."""
-    return {"turns": await asyncio.to_thread(_details, asked.swarm.state_dir, asked.body.turns, asked.caller)}
+    state_dir, names = asked.swarm.state_dir, asked.body.turns
+    since, rows = running_since(state_dir), trace_index.of_turns(state_dir, names)
+    shown = [row for row in rows if asked.caller.may_speak_to(row.agent)]
+    found = [turn for row in shown for turn in brief_turns(state_dir, row, since, lambda turn: turn.turn_id in names)]
+    return {"turns": found}
 
 
-def _details(state_dir: str, turn_ids: list[str], caller: Caller) -> list[Trace]:
-    since, rows = running_since(state_dir), trace_index.of_turns(state_dir, turn_ids)
-    shown = [row for row in rows if caller.may_speak_to(row.agent)]
-    return [turn for row in shown for turn in brief_turns(state_dir, row, since, lambda turn: turn.turn_id in turn_ids)]
-
-
-async def lines(asked: Asked) -> list[dict[str, Any]]:
+def lines(asked: Asked) -> list[dict[str, Any]]:
     """What the agent's process has written in some time, and the tools of one of its instances."""
-    asked.caller.check_agent(asked.query.agent)
-    return await asyncio.to_thread(_lines, asked.swarm.state_dir, asked.query)
-
-
-def _lines(state_dir: str, wanted: Lines) -> list[dict[str, Any]]:
-    own = logs.of_instance(f"{state_dir}/logs", wanted.agent, wanted.instance, MAX_LOOKED)
+    wanted = asked.query
+    own = logs.of_instance(f"{asked.swarm.state_dir}/logs", asked.agent, wanted.instance, MAX_LOOKED)
     read = [line for line in own if wanted.since <= line.time * 1000 <= wanted.until][:MAX_LINES]
     return [{"at": line.time * 1000, "role": line.role, "level": line.level, "text": line.text} for line in read]

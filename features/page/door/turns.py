@@ -8,10 +8,7 @@ Source: docs/traces.md, "Arguments and results"; docs/design/files.md section 1.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
-import stat
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
@@ -21,17 +18,13 @@ from starlette.responses import Response
 
 from goondan.features.serve.api.routing import Asked
 from goondan.kernel.cli.operations import Operation
-from goondan.kernel.cli.rules import batch
+from goondan.kernel.cli.session import opened_files
 from goondan.kernel.traces.conversations import turn_messages
 from goondan.schemas.bundle.address import instance_dir
-from goondan.schemas.wire import blobs
-from goondan.schemas.wire.errors import fail
 
 #: The largest message that is shown whole (bytes, as JSON): a browser takes a second for it. Of a larger one the trace
 #: has the beginning.
 MAX_SHOWN: Final = 8 << 20
-_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_NAME: Final = re.compile("[0-9a-f]{32}")
 
 
 class Said(Struct, forbid_unknown_fields=True):
@@ -55,23 +48,17 @@ class Kept(Struct, forbid_unknown_fields=True):
     #: The agent.
     agent: str
     #: The name of the file, as the message has it.
-    file: str
+    file: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
     #: The instance.
     instance: str = "default"
 
 
-async def messages(asked: Asked) -> dict[str, Any]:
+def messages(asked: Asked) -> dict[str, list[msgspec.Raw]]:
     """Messages of a turn as they are stored; of one that was taken back there are none."""
-    query: Said = asked.query
-    asked.caller.check_agent(query.agent)
-    key = batch.check_instance(query.instance)
-    return {"messages": await asyncio.to_thread(_messages, asked.swarm.state_dir, key, query)}
-
-
-def _messages(state_dir: str, key: str, query: Said) -> list[msgspec.Raw]:
-    found = chosen(turn_messages(state_dir, query.agent, key, query.event), query.call, query.answer)
+    (agent, key), query = asked.place, asked.query
+    found = chosen(turn_messages(asked.swarm.state_dir, agent, key, query.event), query.call, query.answer)
     encoded = [msgspec.json.encode(message) for message in found]
-    return [msgspec.Raw(text) for text in encoded if len(text) <= MAX_SHOWN]
+    return {"messages": [msgspec.Raw(text) for text in encoded if len(text) <= MAX_SHOWN]}
 
 
 def chosen(found: Sequence[Any], call: str | None, answer: int | None) -> list[Any]:
@@ -88,28 +75,11 @@ def _parts(message: Any) -> list[Any]:
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
-async def file(asked: Asked) -> Response:
+def file(asked: Asked) -> Response:
     """A picture or a PDF of a conversation."""
-    query: Kept = asked.query
-    asked.caller.check_agent(query.agent)
-    folder = instance_dir(asked.swarm.state_dir, query.agent, batch.check_instance(query.instance))
-    data = await asyncio.to_thread(read_file, f"{folder}/files", query.file)
-    return Response(data, media_type=blobs.media_type_of(data))
-
-
-def read_file(folder: str, name: str) -> bytes:
-    """The content of a file of a conversation. Raises GoondanError E_USAGE, E_FILE_INVALID."""
-    if _NAME.fullmatch(name) is None:
-        raise fail("E_USAGE", "the name of a file has 32 hexadecimal digits")
-    try:
-        with open(os.open(f"{folder}/{name}", _FLAGS), "rb") as opened:
-            status = os.fstat(opened.fileno())
-            data = opened.read(blobs.MAX_FILE_BYTES) if stat.S_ISREG(status.st_mode) else b""
-    except OSError as error:
-        raise fail("E_FILE_INVALID", f"the file {name} cannot be read: {error.strerror}") from None
-    if blobs.media_type_of(data) is None:
-        raise fail("E_FILE_INVALID", f"the file {name} is no picture and no PDF")
-    return data
+    folder = instance_dir(asked.swarm.state_dir, *asked.place)
+    with opened_files([f"{folder}/files/{asked.query.file}"], links=False) as (kept,):
+        return Response(os.pread(kept.descriptor, kept.size, 0), media_type=kept.media_type)
 
 
 OPERATIONS: Final = (

@@ -4,7 +4,9 @@ against a struct of its row.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from inspect import iscoroutinefunction
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -37,8 +39,9 @@ def ways(doors: Iterable[Any], swarm: Swarm) -> list[BaseRoute]:
 
 def way(operation: Operation, swarm: Swarm) -> Way:
     """The way of a row. What OpenAPI says is of those below PREFIX."""
+    endpoint = _Endpoint(operation, iscoroutinefunction(operation.handler), swarm)
     path, role, limit = operation.prefix + operation.path, operation.role, operation.max_body
-    made = Way(path, _Endpoint(operation, swarm), [operation.method], role=role, max_body=limit)
+    made = Way(path, endpoint, [operation.method], role=role, max_body=limit)
     made.operation = operation._asdict() if operation.prefix == PREFIX else {}
     return made
 
@@ -48,6 +51,8 @@ class _Endpoint(Struct, frozen=True):
 
     #: The row.
     operation: Operation
+    #: Its handler is a coroutine function.
+    waits: bool
     #: The kernel behind the door.
     swarm: Swarm
 
@@ -56,7 +61,8 @@ class _Endpoint(Struct, frozen=True):
         query = None if operation.query is None else _query(operation.query, Request(scope))
         body = None if operation.body is None else await _body(operation.body, head, receive)
         asked = operations.Asked(head.caller, self.swarm, scope["path_params"], query, body, head.headers, head.digest)
-        answer = await operation.handler(asked)
+        handler = operation.handler
+        answer = await (handler(asked) if self.waits else asyncio.to_thread(handler, asked))
         if isinstance(answer, Response):
             await answer(scope, receive, send)
         else:

@@ -97,15 +97,15 @@ async def agents(asked: Asked) -> list[AgentRow]:
     return [row for row in await asked.swarm.agents() if asked.caller.may_speak_to(row.agent)]
 
 
-async def instances(asked: Asked) -> list[dict[str, Any]]:
+def instances(asked: Asked) -> list[dict[str, Any]]:
     """The instances."""
-    rows = await asyncio.to_thread(instance_rows, asked.swarm.place, asked.query.agent)
+    rows = instance_rows(asked.swarm.place, asked.query.agent)
     return [row for row in rows if asked.caller.may_speak_to(row["agent"])]
 
 
-async def instance(asked: Asked) -> dict[str, Any]:
+def instance(asked: Asked) -> dict[str, Any]:
     """One instance."""
-    return await asyncio.to_thread(instance_document, asked.swarm.place, asked.agent, asked.query.instance)
+    return instance_document(asked.swarm.place, asked.agent, asked.query.instance)
 
 
 async def conversation(asked: Asked) -> dict[str, Any]:
@@ -117,13 +117,11 @@ async def conversation(asked: Asked) -> dict[str, Any]:
     return {"agent": agent, "instanceKey": key, "messages": messages, "before": before}
 
 
-async def traces(asked: Asked) -> dict[str, Any]:
-    """A page of turns, the one that began last first."""
-    return await asyncio.to_thread(list_traces, asked.swarm.state_dir, asked.query, asked.caller.may_speak_to)
-
-
-def list_traces(state_dir: str, wanted: Traces, shown: Shown) -> dict[str, Any]:
-    """The turns that are wanted, without their steps, and the place where the next page begins; None: there is none."""
+def traces(asked: Asked) -> dict[str, Any]:
+    """A page of turns without their steps, the one that began last first, and the place where the next page begins;
+    None: there is none.
+    """
+    state_dir, wanted, shown = asked.swarm.state_dir, asked.query, asked.caller.may_speak_to
     rows = trace_index.last(state_dir, MAX_LISTED, wanted.agent, wanted.instance)
     places = sorted(((f"{row.at}_{row.turn_id}", row) for row in rows if shown(row.agent)), reverse=True)
     since, found, before, looked = running_since(state_dir), list[Trace](), None, 0
@@ -161,12 +159,8 @@ def _texts(turn: Trace) -> Iterator[str]:
     yield from (text for text in told if text)
 
 
-async def trace(asked: Asked) -> Trace | TraceTree:
+def trace(asked: Asked) -> Trace | TraceTree:
     """A turn, or a whole trace, as `gdn trace --json` prints it."""
-    return await asyncio.to_thread(_trace, asked)
-
-
-def _trace(asked: Asked) -> Trace | TraceTree:
     name, shown = asked.path["id"], asked.caller.may_speak_to
     found = find_trace(asked.swarm.state_dir, name, None, None, False, False)
     if isinstance(found, TraceTree):
@@ -193,9 +187,9 @@ def _prune(turn: Trace, shown: Shown) -> Trace:
     return turn
 
 
-async def receipts(asked: Asked) -> list[dict[str, Any]]:
+def receipts(asked: Asked) -> list[dict[str, Any]]:
     """What the tool host observed of the calls of a trace."""
-    return [_receipt(call) for call in calls_of(await asyncio.to_thread(_trace, asked)) if call.receipt is not None]
+    return [_receipt(call) for call in calls_of(trace(asked)) if call.receipt is not None]
 
 
 def _receipt(call: ToolCall) -> dict[str, Any]:
@@ -203,9 +197,9 @@ def _receipt(call: ToolCall) -> dict[str, Any]:
     return {**told, "startedAt": call.started_at, "receipt": call.receipt}
 
 
-async def processes(asked: Asked) -> list[ProcessInfo]:
+def processes(asked: Asked) -> list[ProcessInfo]:
     """The processes of the kernel, and those of the caller's agents."""
-    rows, may = await asyncio.to_thread(_processes, asked.swarm), asked.caller.may_speak_to
+    rows, may = _processes(asked.swarm), asked.caller.may_speak_to
     everything = "*" in asked.caller.agents  # what has an instance and is no agent does not say whose it is
     return [one for one in rows if everything or (may(one.name) if one.role == "agent" else one.instance_key is None)]
 
@@ -218,11 +212,11 @@ def _processes(swarm: Swarm) -> list[ProcessInfo]:
     return [] if broker is None else external(broker)
 
 
-async def restart(asked: Asked) -> dict[str, Any]:
+def restart(asked: Asked) -> dict[str, Any]:
     """Restart the processes of an agent."""
     agent, state_dir = asked.agent, asked.swarm.state_dir
     why = f"the token {asked.caller.name} of the door"
-    reply = await asyncio.to_thread(ask_supervisor, state_dir, "restart", RESTART_S, reason=why, agent=agent)
+    reply = ask_supervisor(state_dir, "restart", RESTART_S, reason=why, agent=agent)
     if reply is None:
         raise fail("E_KERNEL_NOT_RUNNING", "no kernel with a supervisor runs the bundle of this door")
     return {"restarted": "agent", "agent": agent, "processes": reply.restarted or 0}

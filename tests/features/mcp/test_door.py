@@ -23,23 +23,23 @@ def session(server: str, agent: str | None, error: str | None = None) -> WorkerN
     return WorkerNews(op="server", pid=5, agent=agent, instance_key="k", since=AT, server=state)
 
 
-async def told(monkeypatch: pytest.MonkeyPatch, reply: Reply | None, *agents: str) -> list[dict[str, Any]]:
+def told(monkeypatch: pytest.MonkeyPatch, reply: Reply | None, *agents: str) -> list[dict[str, Any]]:
     monkeypatch.setattr(door, "ask_supervisor", lambda *_: reply)
     swarm: Any = SimpleNamespace(state_dir="/s")
     (row,) = door.routes(swarm)
-    found: list[dict[str, Any]] = await row.handler(Asked(Caller("phone", "look", agents), swarm, {}, None, None))
+    found: list[dict[str, Any]] = row.handler(Asked(Caller("phone", "look", agents), swarm, {}, None, None))
     return found
 
 
-async def test_a_caller_is_told_of_servers_of_its_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_is_told_of_servers_of_its_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = WorkerNews(op="start", pid=6, agent="main", instance_key="k", since=AT)
     reply = Reply(ok=True, servers=[session("files", None), worker, session("mail", "main", "E_X: gone")])
-    whole = await told(monkeypatch, reply, "*")
+    whole = told(monkeypatch, reply, "*")
     assert [(one["server"], one["lastError"]) for one in whole] == [("files", None), ("mail", "E_X: gone")]
     assert whole[1] | {"agent": "main", "instanceKey": "k", "since": AT, "pid": 5, "calls": 0} == whole[1]
-    assert [one["server"] for one in await told(monkeypatch, reply, "main")] == ["mail"]
-    assert await told(monkeypatch, reply, "other") == []
+    assert [one["server"] for one in told(monkeypatch, reply, "main")] == ["mail"]
+    assert told(monkeypatch, reply, "other") == []
 
 
-async def test_without_a_kernel_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await told(monkeypatch, None, "*") == []
+def test_without_a_kernel_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, None, "*") == []

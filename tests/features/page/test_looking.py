@@ -6,14 +6,17 @@ import json
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from goondan.features.page.door.looking import Lines, Runs, _details, _lines, list_runs
-from goondan.features.serve.api.rules.callers import Caller
+from goondan.features.page.door.looking import Details, Lines, Runs, details, lines, runs
+from goondan.kernel.cli.operations import Asked
+from goondan.kernel.cli.rules.callers import Caller
 from goondan.schemas.system import trace_index
 from goondan.schemas.wire.spans import trace_id_of
+from tests.checks import refuses
 
 ALL, MAIN = Caller("all", "look", ("*",)), Caller("main", "look", ("main", "help-?"))
 
@@ -28,8 +31,12 @@ def fill(state: Path, rows: list[tuple[str, str]], since: int = 0) -> None:
         db.execute("COMMIT")
 
 
+def asked(state: Path, caller: Caller, query: Any = None, body: Any = None) -> Any:
+    return Asked(caller, SimpleNamespace(state_dir=str(state)), {}, query, body)
+
+
 def listed(state: Path, caller: Caller = ALL, **wanted: Any) -> dict[str, Any]:
-    return list_runs(str(state), Runs(**wanted), caller)
+    return runs(asked(state, caller, Runs(**wanted)))
 
 
 def turns(found: dict[str, Any]) -> list[str]:
@@ -89,15 +96,15 @@ def test_a_hundred_thousand_are_read_once(tmp_path: Path) -> None:
 
 def test_details_are_of_the_callers_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, [("x", "main"), ("x", "secret"), ("y", "main")])
-    asked: list[str] = []
+    read: list[str] = []
 
     def brief(_: str, row: trace_index.IndexRow, *__: object) -> list[Any]:
-        asked.append(row.turn_id)
+        read.append(row.turn_id)
         return []
 
     monkeypatch.setattr("goondan.features.page.door.looking.brief_turns", brief)
-    assert _details(str(tmp_path), ["t1", "t0", "nothing", "t2"], MAIN) == []
-    assert asked == ["t0", "t2"]
+    assert details(asked(tmp_path, MAIN, body=Details(["t1", "t0", "nothing", "t2"]))) == {"turns": []}
+    assert read == ["t0", "t2"]
 
 
 def test_lines_are_of_the_agent_and_of_the_tools_of_its_instance(tmp_path: Path) -> None:
@@ -117,9 +124,12 @@ def test_lines_are_of_the_agent_and_of_the_tools_of_its_instance(tmp_path: Path)
     (tmp_path / "logs" / "agent-main.log").write_text(json.dumps({"time": 101.7, "message": "own"}) + "\n")
     (tmp_path / "logs" / "agent-secret.log").write_text(json.dumps({"time": 101.7, "message": "other"}) + "\n")
     (tmp_path / "logs" / "broker.log").write_text(json.dumps({"time": 101.7, "message": "main/k"}) + "\n")
-    found = _lines(str(tmp_path), Lines("main", "k", 100_500, 102_000))
+    found = lines(asked(tmp_path, MAIN, Lines("main", "k", 100_500, 102_000)))
     assert [(line["role"], line["text"]) for line in found] == [
         ("toolhost", "bash (main/k): mine \x1b[2J"),
         ("agent-main", "own"),
     ]
-    assert found[0]["at"] == 101_000 and _lines(str(tmp_path), Lines("main", "other", 0, 1e15))[0]["text"] == "own"
+    assert found[0]["at"] == 101_000
+    assert lines(asked(tmp_path, MAIN, Lines("main", "other", 0, 1e15)))[0]["text"] == "own"
+    with refuses("E_FORBIDDEN"):
+        lines(asked(tmp_path, MAIN, Lines("secret", "k", 0, 1e15)))

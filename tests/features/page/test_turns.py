@@ -78,23 +78,23 @@ def asked(folder: Path, query: Any, agents: tuple[str, ...] = ("*",)) -> Any:
         ({"call": "c2"}, []),
     ],
 )
-async def test_the_messages_of_a_span(tmp_path: Path, which: Any, found: list[str]) -> None:
+def test_the_messages_of_a_span(tmp_path: Path, which: Any, found: list[str]) -> None:
     stored(tmp_path)
-    told = await turns.messages(asked(tmp_path, turns.Said("main", "e", "k", **which)))
+    told = turns.messages(asked(tmp_path, turns.Said("main", "e", "k", **which)))
     assert [msgspec.json.decode(one)["id"] for one in told["messages"]] == found
 
 
-async def test_a_message_that_no_browser_can_take_is_left_out(tmp_path: Path) -> None:
+def test_a_message_that_no_browser_can_take_is_left_out(tmp_path: Path) -> None:
     stored(tmp_path, "[" * (turns.MAX_SHOWN + 1))
-    told = await turns.messages(asked(tmp_path, turns.Said("main", "e", "k", call="c1")))
+    told = turns.messages(asked(tmp_path, turns.Said("main", "e", "k", call="c1")))
     assert [msgspec.json.decode(one)["id"] for one in told["messages"]] == ["t.1"]
 
 
-async def test_who_may_not_speak_to_an_agent_reads_nothing_of_it(tmp_path: Path) -> None:
+def test_who_may_not_speak_to_an_agent_reads_nothing_of_it(tmp_path: Path) -> None:
     stored(tmp_path)
     for handler, query in ((turns.messages, turns.Said("main", "e", "k")), (turns.file, turns.Kept("main", NAME, "k"))):
         with refuses("E_FORBIDDEN"):
-            await handler(asked(tmp_path, query, ("other",)))
+            handler(asked(tmp_path, query, ("other",)))
 
 
 def test_messages_of_another_form_are_left_out() -> None:
@@ -109,23 +109,25 @@ def test_messages_of_another_form_are_left_out() -> None:
     assert turns.chosen(odd, None, 0) == [odd[-1]]
 
 
-async def test_a_picture_is_given_as_what_it_is(tmp_path: Path) -> None:
+def test_a_picture_is_given_as_what_it_is(tmp_path: Path) -> None:
     folder = Path(instance_dir(str(tmp_path), "main", "k"), "files")
     folder.mkdir(parents=True)
     (folder / NAME).write_bytes(PNG)
-    answer = await turns.file(asked(tmp_path, turns.Kept("main", NAME, "k")))
+    answer = turns.file(asked(tmp_path, turns.Kept("main", NAME, "k")))
     assert (answer.body, answer.media_type) == (PNG, "image/png")
 
 
-@pytest.mark.parametrize("name", ["../conversation.db", "0" * 31, "0" * 32 + "/", "0" * 31 + "G"])
-def test_a_name_leads_to_no_other_file(tmp_path: Path, name: str) -> None:
-    with refuses("E_USAGE"):
-        turns.read_file(str(tmp_path), name)
+@pytest.mark.parametrize("name", ["../conversation.db", "0" * 31, "0" * 32 + "/", "0" * 31 + "G", "0" * 32 + "\n"])
+def test_a_name_leads_to_no_other_file(name: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"agent": "main", "file": name}, turns.Kept)
 
 
 @pytest.mark.parametrize("kind", ["missing", "text", "link", "pipe", "folder"])
 def test_what_is_no_picture_is_not_given(tmp_path: Path, kind: str) -> None:
-    place, other = tmp_path / NAME, tmp_path / "other"
+    folder = Path(instance_dir(str(tmp_path), "main", "k"), "files")
+    folder.mkdir(parents=True)
+    place, other = folder / NAME, folder / "other"
     other.write_bytes(PNG)
     if kind == "text":
         place.write_text("<script>")
@@ -135,5 +137,5 @@ def test_what_is_no_picture_is_not_given(tmp_path: Path, kind: str) -> None:
         os.mkfifo(place)
     elif kind == "folder":
         place.mkdir()
-    with refuses("E_FILE_INVALID"):
-        turns.read_file(str(tmp_path), NAME)
+    with refuses("E_FILE_INVALID" if kind == "text" else "E_USAGE"):
+        turns.file(asked(tmp_path, turns.Kept("main", NAME, "k")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import isawaitable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,7 +40,8 @@ class Broker:
 async def ask(name: str, broker: Broker, *agents: str, body: Any = None, **path: str) -> Any:
     """The answer of an operation to a token with these agents."""
     handler = next(row.handler for row in OPERATIONS if row.name == name)
-    return await handler(Asked(Caller("phone", "operate", agents), cast(Any, broker), path, None, body))
+    answer = handler(Asked(Caller("phone", "operate", agents), cast(Any, broker), path, None, body))
+    return await answer if isawaitable(answer) else answer
 
 
 async def test_a_decision_is_about_a_call_of_an_agent_of_the_token_and_says_whose_it_is() -> None:

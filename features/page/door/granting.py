@@ -5,7 +5,6 @@ Source: docs/design/sandbox.md section 1; docs/decisions/176.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from msgspec import Struct
@@ -23,13 +22,13 @@ class Grant(Struct, forbid_unknown_fields=True):
     tool: str
 
 
-async def grant(asked: Asked) -> dict[str, str]:
+def grant(asked: Asked) -> dict[str, str]:
     """As `gdn grant accept` does. A kernel that runs gets it at its next start. What was asked for is not said: there
     may be values of the environment in it.
     """
     if "*" not in asked.caller.agents:
         raise fail("E_FORBIDDEN", f"a tool is for all agents, and the token {asked.caller.name} is for some")
-    done = await asyncio.to_thread(accept_tool, asked.body.tool, asked.swarm.place.bundle)
+    done = accept_tool(asked.body.tool, asked.swarm.place.bundle)
     return {"tool": done["tool"], "status": done["status"]}
 
 
