@@ -221,6 +221,18 @@ _Cycle: Any = RequestResponseCycle  # its types of messages are not those of Sta
 class _Exchange(_Cycle):  # type: ignore[misc]
     """One request and its answer. What its way does not do at once, uvicorn's cycle does."""
 
+    #: What its head says, when it was let in.
+    head: Head | None = None
+    #: Its answer is a stream of events.
+    streams = False
+    _way: BaseRoute | None = None
+    _most = 0  # how large the body may be
+    _held = 0  # how much of it has come
+    _whole = False
+    _status = 0
+    _start: Message | None = None  # the head of an answer that leaves with its body
+    _sent = 0
+
     def __init__(self, gate: Gate, connection: Connection) -> None:
         whole = connection.scope, connection.transport, connection.flow
         asks, stays = connection.expect_100_continue, connection.parser.should_keep_alive()
@@ -228,17 +240,6 @@ class _Exchange(_Cycle):  # type: ignore[misc]
         self._gate = gate
         self._connection = connection
         self._began = time.monotonic()
-        #: What its head says, when it was let in.
-        self.head: Head | None = None
-        #: Its answer is a stream of events.
-        self.streams = False
-        self._way: BaseRoute | None = None
-        self._most = 0  # how large the body may be
-        self._held = 0  # how much of it has come
-        self._whole = False
-        self._status = 0
-        self._start: Message | None = None  # the head of an answer that leaves with its body
-        self._sent = 0
 
     async def run_asgi(self, _app: Any) -> None:
         connection = self._connection

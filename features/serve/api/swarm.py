@@ -439,7 +439,7 @@ class Swarm:
         until = 0.0
         while True:
             try:
-                session = await self.session()
+                session = await self._joined.session()
             except GoondanError as error:
                 if error.info.code not in (*LOST, "E_KERNEL_NOT_RUNNING") or loop.time() >= until:
                     raise

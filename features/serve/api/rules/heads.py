@@ -30,6 +30,8 @@ _SECRETS: Final = frozenset({"token", "access_token", "api_key", "apikey", "auth
 MAX_TARGET: Final = 8192
 #: The most headers.
 MAX_HEADERS: Final = 100
+#: What most programs do not say.
+_SPECIAL: Final = frozenset((b"origin", b"sec-fetch-site", b"transfer-encoding", b"upgrade", b"content-encoding"))
 #: Most paths: they need no closer look.
 _SIMPLE: Final = re.compile(rb"[a-zA-Z0-9/_-]*\Z")
 #: The most digits of a length: as many as fit any number of bytes.
@@ -113,7 +115,9 @@ def judge(
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         found[name] = found[name] + b", " + value if name in found else value  # as RFC 9110 section 5.3 has it
-    refusal = _addressed(scope, found, names, is_open) or _whole(scope, found, is_ours)
+    refusal = _common(scope, found, names, is_ours)
+    if refusal is None and not _SPECIAL.isdisjoint(found):
+        refusal = _special(found, names, is_open)
     if refusal is not None:
         return refusal
     scheme, _, token = found.get(b"authorization", b"").partition(b" ")
@@ -126,26 +130,15 @@ def judge(
     return Head(caller, digest, length, found)
 
 
-def _addressed(scope: Any, found: dict[bytes, bytes], names: Names, is_open: bool) -> Refusal | None:
-    """Whether it was meant for this door, and sent by a program or a page of ours."""
+def _common(scope: Any, found: dict[bytes, bytes], names: Names, is_ours: bool) -> Refusal | None:
+    """Whether it was meant for this door, and names one path and one length."""
+    raw: bytes = scope["raw_path"]
+    query: bytes = scope["query_string"]
     if scope["http_version"] != "1.1":
         return Refusal(505, "HTTP/1.1 is spoken here")
     host = found.get(b"host", b"")
     if host not in names.hosts and not names.has_host(host):
         return Refusal(421, "this is not the host that the request names", "E_DOOR_REFUSED")
-    if b"origin" in found and not names.has_origin(found[b"origin"]):
-        return Refusal(403, "pages of this origin may not ask", "E_DOOR_REFUSED")
-    # A person may follow a link of another site to a page of ours. It then loads alone: in no frame, for no script.
-    is_followed = is_open and (found.get(b"sec-fetch-mode"), found.get(b"sec-fetch-dest")) == _FOLLOWED
-    if not is_followed and found.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
-        return Refusal(403, "pages of another site may not ask", "E_DOOR_REFUSED")
-    return None
-
-
-def _whole(scope: Any, found: dict[bytes, bytes], is_ours: bool) -> Refusal | None:
-    """Whether it can be understood in one way only."""
-    raw: bytes = scope["raw_path"]
-    query: bytes = scope["query_string"]
     if scope["method"] not in METHODS:
         return Refusal(405, f"only {', '.join(METHODS)} are served", headers={"allow": ", ".join(METHODS)})
     if not raw.startswith(b"/") or len(raw) + len(query) > MAX_TARGET or len(scope["headers"]) > MAX_HEADERS:
@@ -155,11 +148,23 @@ def _whole(scope: Any, found: dict[bytes, bytes], is_ours: bool) -> Refusal | No
     if query and any(_secret(part) for part in query.split(b"&")):
         reason = "a token stands in the query, where logs and histories keep it; send it as Authorization: Bearer"
         return Refusal(400, reason, "E_DOOR_REFUSED")
-    is_chunked = b"transfer-encoding" in found
     length = found.get(b"content-length", b"0")
-    if not length.isdigit() or len(length) > MAX_DIGITS or (is_chunked and b"content-length" in found):
+    if not length.isdigit() or len(length) > MAX_DIGITS:
         return Refusal(400, "a request has one Content-Length, or one Transfer-Encoding")
-    if (is_chunked and found[b"transfer-encoding"].lower() != b"chunked") or b"upgrade" in found:
+    return None
+
+
+def _special(found: dict[bytes, bytes], names: Names, is_open: bool) -> Refusal | None:
+    """Whether what only some programs say is right: a page is ours, and the body comes in one way."""
+    if b"origin" in found and not names.has_origin(found[b"origin"]):
+        return Refusal(403, "pages of this origin may not ask", "E_DOOR_REFUSED")
+    # A person may follow a link of another site to a page of ours. It then loads alone: in no frame, for no script.
+    is_followed = is_open and (found.get(b"sec-fetch-mode"), found.get(b"sec-fetch-dest")) == _FOLLOWED
+    if not is_followed and found.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
+        return Refusal(403, "pages of another site may not ask", "E_DOOR_REFUSED")
+    if b"transfer-encoding" in found and b"content-length" in found:
+        return Refusal(400, "a request has one Content-Length, or one Transfer-Encoding")
+    if found.get(b"transfer-encoding", b"chunked").lower() != b"chunked" or b"upgrade" in found:
         return Refusal(400, "the only transfer coding is chunked, and nothing is upgraded to")
     if found.get(b"content-encoding", b"identity").lower() != b"identity":
         return Refusal(415, "bodies come without a content coding")
