@@ -115,9 +115,8 @@ def judge(
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         found[name] = found[name] + b", " + value if name in found else value  # as RFC 9110 section 5.3 has it
-    refusal = _common(scope, found, names, is_ours)
-    if refusal is None and not _SPECIAL.isdisjoint(found):
-        refusal = _special(found, names, is_open)
+    refusal = None if _SPECIAL.isdisjoint(found) else _special(found, names, is_open)
+    refusal = refusal or _common(scope, found, names, is_ours)
     if refusal is not None:
         return refusal
     scheme, _, token = found.get(b"authorization", b"").partition(b" ")
