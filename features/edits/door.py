@@ -15,6 +15,7 @@ from goondan.kernel.cli.console.conversation import Conversation
 from goondan.kernel.cli.operations import Asked, Operation, Swarm
 from goondan.kernel.cli.rules.batch import check_instance
 from goondan.kernel.cli.state import new_instance
+from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import OPERATOR_FORK, OPERATOR_UNDO
 from goondan.schemas.wire.frames import ConversationEdited as Edited
 
@@ -35,8 +36,8 @@ class Fork(Struct, forbid_unknown_fields=True):
     instance: str = "default"
     #: What is before this turn is copied. None: everything.
     turn: str | None = None
-    #: What is before this step of the turn, from 1.
-    step: Annotated[int, Meta(ge=1)] = 1
+    #: What is before this step of the turn, from 1. None: the first one.
+    step: Annotated[int, Meta(ge=1)] | None = None
     #: The key of the new instance. None: one that no instance has.
     to: str | None = None
 
@@ -59,10 +60,14 @@ async def undo(asked: Asked[Swarm]) -> dict[str, Any]:
 
 
 async def fork(asked: Asked[Swarm]) -> dict[str, Any]:
-    """Begin another instance with a copy. Raises GoondanError E_TURN_NOT_FOUND; E_USAGE for one that was begun."""
+    """Begin another instance with a copy. Raises GoondanError E_TURN_NOT_FOUND, E_INSTANCE_NOT_FOUND; E_USAGE where
+    there is a conversation already.
+    """
     (agent, source), wanted = asked.place, asked.body
     key = check_instance(wanted.to or new_instance())
-    end = {} if wanted.turn is None else {"turnId": wanted.turn, "step": wanted.step}
+    if wanted.turn is None and wanted.step is not None:
+        raise fail("E_USAGE", "a step is one of a turn", suggestion="Say its `turn`, too.")
+    end = {} if wanted.turn is None else {"turnId": wanted.turn, "step": wanted.step or 1}
     conversation = await _conversation(asked, agent, key)
     return {**await conversation.operate(OPERATOR_FORK, {"from": source, **end}), "instance": key}
 

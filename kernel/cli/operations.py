@@ -95,8 +95,8 @@ class Operation(NamedTuple):
     #: The structs of the query and of the body; None: there is none.
     query: type[Struct] | None = None
     body: type[Struct] | None = None
-    #: The longest body (bytes).
-    max_body: int = 1 << 20
+    #: The longest body (bytes). 0: what a door takes where nothing is said.
+    max_body: int = 0
     #: It may answer with a stream of events.
     streams: bool = False
     #: The type of an answer with the status 202.

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from goondan.features.serve.api.gate import WHOLE, Way, refused
+from goondan.features.serve.api.gate import MAX_BODY, WHOLE, Way, refused
 from goondan.features.serve.api.rules.heads import Head
 from goondan.features.serve.api.swarm import Swarm
 from goondan.kernel.cli import operations
@@ -40,7 +40,7 @@ def ways(doors: Iterable[Any], swarm: Swarm) -> list[BaseRoute]:
 def way(operation: Operation, swarm: Swarm) -> Way:
     """The way of a row. What OpenAPI says is of those below PREFIX."""
     endpoint = _Endpoint(operation, iscoroutinefunction(operation.handler), swarm)
-    path, role, limit = operation.prefix + operation.path, operation.role, operation.max_body
+    path, role, limit = operation.prefix + operation.path, operation.role, operation.max_body or MAX_BODY
     made = Way(path, endpoint, [operation.method], role=role, max_body=limit)
     made.operation = operation._asdict() if operation.prefix == PREFIX else {}
     return made

@@ -52,6 +52,7 @@ def test_a_conversation_is_changed_by_who_may_operate_its_agent() -> None:
             assert refused("undo", {"turn": "t0"}) == (409, "E_UNDO_REFUSED")
             assert refused("fork", {"turn": "t0"}) == (404, "E_TURN_NOT_FOUND")
             assert refused("fork", {"turn": "t0", "step": 10**30}) == (400, "E_USAGE")
+            assert refused("fork", {"step": 2}) == (400, "E_USAGE"), "of which turn?"
             assert refused("fork", {"to": "kept"}) == (400, "E_USAGE"), "it has a conversation"
             assert refused("fork", {"to": "a\nb"}) == (400, "E_USAGE")
 

@@ -266,6 +266,28 @@ def test_what_is_seldom_is_drawn_too(page: Site) -> None:
     assert "at most 2 at once" in seen["learned"]
 
 
+def test_a_door_without_a_feature_is_no_trouble(page: Site) -> None:
+    seen = page.see(
+        STEPS
+        + """
+        await shows("supervisor");
+        await page.setRequestInterception(true);
+        page.on("request", (asked) => {
+          const answer = { status: 404, contentType: "application/problem+json", body: it.args.body };
+          return asked.url().endsWith("/api/v1/mcp/servers") ? asked.respond(answer) : asked.continue();
+        });
+        return page.evaluate(async () => {
+          const { seen, soon } = await import("/page/health.js");
+          soon();
+          while (seen.value.servers) await new Promise((done) => setTimeout(done, 20));
+          return { error: seen.value.error, processes: seen.value.processes.length > 0 };
+        });
+        """,
+        body='{"code": "E_DOOR_REQUEST", "status": 404, "detail": "nothing is served at this path"}',
+    )
+    assert seen == {"error": None, "processes": True}
+
+
 def test_a_kernel_that_stops_and_one_that_comes_are_noticed(page: Site) -> None:
     seen = page.see(
         STEPS
