@@ -25,11 +25,11 @@ USES_IT = EXTENSION + BUNDLE.replace(
 )
 #: Writes every frame that the agent's process sends or gets into a file of its state, one a line.
 TAP = """\
+import asyncio
 import json
 import os
 import time
 
-from goondan.agentproc.start.app import AgentApp
 from goondan.schemas.transport.link import Link
 
 
@@ -68,6 +68,14 @@ def register(api):
         heard(frame)
 
     link._on_frame = hear
+    if api.instance_key == "busy":  # it has acknowledged, and is there yet when the broker itself leaves
+        close = link.close
+
+        async def closes_late(linger):
+            await asyncio.sleep(0.3)
+            await close(linger)
+
+        link.close = closes_late
 
     async def step(ctx):
         if api.instance_key == "stuck":

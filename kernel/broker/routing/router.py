@@ -518,6 +518,7 @@ class Router:
     def _shutdown_ack(self, connection: Connection, frame: Frame, now: float) -> None:
         """A process has released its work, and exits now."""
         self.bus.counters["shutdown_acks"] += 1
+        connection.acknowledged = True
         if connection.instance is not None:
             self._processes.says_goodbye(connection.instance)
 

@@ -172,6 +172,8 @@ class Connection(Struct, eq=False):
     allowance: Allowance | None = None
     #: Target -> the first event that was refused for overload. Later events for the target wait until it is back.
     refused: dict[tuple[str, str], RefusedEvent] = {}
+    #: Agents and tool hosts only: whether it has acknowledged its `shutdown`. It is told nothing more of that kind.
+    acknowledged: bool = False
 
     def __post_init__(self) -> None:
         self.sender = self.session = self.address
