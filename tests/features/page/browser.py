@@ -119,8 +119,11 @@ def missing(why: str) -> NoReturn:
 class Site:
     """A swarm with its page, in a browser."""
 
-    def __init__(self, kernel: Sandbox, told: dict[str, Any], chromium: Chromium) -> None:
+    def __init__(
+        self, kernel: Sandbox, told: dict[str, Any], chromium: Chromium, door: subprocess.Popen[bytes], log: Path
+    ) -> None:
         self.kernel = kernel
+        self._door, self._log = door, log
         self.address: str = told["url"]
         #: The door's process.
         self.pid: int = told["pid"]
@@ -141,6 +144,15 @@ class Site:
     def code(self, kind: str = "look") -> str:
         """A code, as `gdn ui` gets one."""
         return str(self.ask("/page/api/codes", {"kind": kind})["code"])
+
+    def streams(self) -> int:
+        """How many live streams the door has given. Ends the door: then its log has all of them.
+
+        The driver hears of a shared worker when it runs already, and may miss what that has asked for.
+        """
+        self._door.send_signal(signal.SIGTERM)
+        self._door.wait(30)
+        return self._log.read_text().count('"way":"/page/api/live"')
 
     def see(
         self,
@@ -179,13 +191,14 @@ def site(chromium: Chromium, bundle: str = BUNDLE, **extra_env: str) -> Iterator
 @contextmanager
 def door(kernel: Sandbox, chromium: Chromium) -> Iterator[Site]:
     """The door of a swarm, which it starts, and the page of it."""
-    process = kernel.popen("serve", "--port", "0", "--json")
+    log = kernel.home / "door.log"
+    with log.open("wb") as stderr:
+        process = kernel.popen("serve", "--port", "0", "--json", "--log", stderr=stderr)
     try:
         assert process.stdout is not None
-        assert process.stderr is not None
         line = process.stdout.readline()
-        assert line, process.stderr.read()
-        yield Site(kernel, json.loads(line), chromium)
+        assert line, log.read_text()
+        yield Site(kernel, json.loads(line), chromium, process, log)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.features.page.browser import Chromium, Site, site
+from tests.features.page.browser import Chromium, Site, door
+from tests.kernel_fixture import Sandbox, sandbox
 
 #: `hears(tab)` notes what a tab hears; `say(tab, text)` sends a message and waits for its answer.
 LIVE = """
@@ -22,13 +23,19 @@ const say = (tab, text) => tab.evaluate((text, token) => fetch("/api/v1/messages
   headers: { authorization: `Bearer ${token}`, "content-type": "application/json" },
 }).then((answer) => answer.status), text, it.args.token);
 const until = (tab, kind) => tab.waitForFunction((kind) => window.heard.includes(kind), {}, kind);
-const streams = () => it.seen.requests.filter((url) => url.includes("/api/live?")).length;
 """
 
 
 @pytest.fixture(scope="module")
-def page(chromium: Chromium) -> Iterator[Site]:
-    with site(chromium) as made:
+def kernel() -> Iterator[Sandbox]:
+    with sandbox() as made:
+        made.detach()
+        yield made
+
+
+@pytest.fixture
+def page(kernel: Sandbox, chromium: Chromium) -> Iterator[Site]:
+    with door(kernel, chromium) as made:
         yield made
 
 
@@ -46,7 +53,7 @@ def test_seven_tabs_share_one_stream_and_all_of_them_hear_and_ask(page: Site) ->
         for (const tab of tabs) await until(tab, "event.ended");
         const asked = await Promise.all(tabs.map((tab) => tab.evaluate(() =>
           import("/page/api.js").then(({ get }) => get("/api/v1/agents")).then((rows) => rows.length))));
-        return { status, asked, heard: await Promise.all(tabs.map(heard)), streams: streams() };
+        return { status, asked, heard: await Promise.all(tabs.map(heard)) };
         """,
         token=page.token,
     )
@@ -55,7 +62,7 @@ def test_seven_tabs_share_one_stream_and_all_of_them_hear_and_ask(page: Site) ->
     first = [kind for kind in told["heard"][0] if kind]
     assert {"turn.started", "turn.completed", "event.ended"} <= set(first)
     assert all([kind for kind in heard if kind] == first for heard in told["heard"])
-    assert told["streams"] == 1
+    assert page.streams() == 1
 
 
 def test_a_tab_that_slept_catches_up_and_nobody_holds_a_stream_when_all_sleep(page: Site) -> None:
@@ -80,7 +87,6 @@ def test_a_tab_that_slept_catches_up_and_nobody_holds_a_stream_when_all_sleep(pa
         said.awake = { heard: await heard(other), state: await state(other) };
         await say(page, "/tools");
         await until(other, "event.ended");
-        said.one = streams();
         await sleep(other, true);
         await sleep(page, true);
         const before = (await heard(page)).length;
@@ -88,17 +94,16 @@ def test_a_tab_that_slept_catches_up_and_nobody_holds_a_stream_when_all_sleep(pa
         said.nobody = (await heard(page)).length - before;
         await sleep(page, false);
         await page.waitForFunction((before) => window.heard.length > before, {}, before);
-        said.again = { heard: (await heard(page)).slice(before), streams: streams() };
+        said.again = (await heard(page)).slice(before);
         return said;
         """,
         token=page.token,
     )
     assert told["asleep"] == {"heard": [], "state": "asleep"}
     assert told["awake"] == {"heard": [None], "state": "live"}
-    assert told["one"] == 1
     assert told["nobody"] == 0
-    assert told["again"]["heard"][0] is None, "what happened meanwhile is loaded anew"
-    assert told["again"]["streams"] == 2
+    assert told["again"][0] is None, "what happened meanwhile is loaded anew"
+    assert page.streams() == 2, "one for both tabs, and one after all have slept"
 
 
 def test_without_a_shared_worker_a_tab_has_a_stream_of_its_own(page: Site) -> None:
@@ -123,7 +128,6 @@ def test_without_a_shared_worker_a_tab_has_a_stream_of_its_own(page: Site) -> No
 
 
 def test_when_the_door_is_gone_the_page_says_so_and_what_to_do(page: Site) -> None:
-    """The last test of this file: the door is gone."""
     told = page.see(
         LIVE
         + """
