@@ -150,6 +150,22 @@ def test_a_turn_with_text_reasoning_tools_and_files(one: Editor, work: str) -> N
     assert len(one.permissions) == 1
 
 
+def test_what_the_page_tells_an_editor_starts_the_agents_of_the_bundle_from_anywhere(kernel: Sandbox) -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "serve.md").read_text(encoding="utf-8")
+    (server,) = json.loads(page.partition("```json\n")[2].partition("```")[0])["agent_servers"].values()
+    assert server.keys() <= {"type", "command", "args", "env"}, "Zed knows these"
+    assert (server["type"], server["command"], server["args"][0]) == ("custom", "gdn", "acp")
+    words = [word.replace("/home/me/swarm", str(kernel.home)) for word in server["args"][1:]]
+    assert words != server["args"][1:]
+    kernel.here = Path("/")
+    try:
+        with editor(kernel, *words) as one:
+            assert one.call("initialize", protocolVersion=1)["agentInfo"]["name"] == "goondan"
+            assert one.new("/").startswith("main/acp-")
+    finally:
+        kernel.here = None
+
+
 def test_a_session_is_loaded_listed_resumed_and_closed(one: Editor, kernel: Sandbox, work: str) -> None:
     with editor(kernel, "--agent", "main") as other:
         session = other.new(work)

@@ -6,6 +6,7 @@ The packages are installed once. They need Node 22, which the environment of the
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,8 +65,12 @@ def test_an_editor_on_the_sdk_of_npm(packages: Path, kernel: Sandbox) -> None:
 
 def test_acpx(packages: Path, kernel: Sandbox) -> None:
     acpx = packages / "node_modules" / "acpx" / "dist" / "cli.js"
-    words = ["--agent", " ".join(AGENT), "--cwd", str(kernel.home / "work"), "--approve-all", "--format", "json"]
-    lines = [json.loads(line) for line in run(kernel, acpx, *words, "exec", CALL).splitlines()]
+    page = (Path(__file__).resolve().parents[4] / "docs" / "serve.md").read_text(encoding="utf-8")
+    (told,) = [line.partition("`npx acpx ")[2].strip("`") for line in page.splitlines() if "`npx acpx " in line]
+    told = told.replace("gdn acp", " ".join(AGENT)).replace("./swarm", str(kernel.home))
+    *words, _prompt = shlex.split(told)
+    ours = ["--cwd", str(kernel.home / "work"), "--format", "json"]
+    lines = [json.loads(line) for line in run(kernel, acpx, *ours, *words, CALL).splitlines()]
     results = [line["result"] for line in lines if "result" in line]
     assert results[-1]["stopReason"] == "end_turn"
     updates = [line["params"]["update"] for line in lines if line.get("method") == "session/update"]

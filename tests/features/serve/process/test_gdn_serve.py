@@ -47,11 +47,17 @@ def door(kernel: Sandbox, *more: str) -> Iterator[dict[str, Any]]:
                 stream.close()
 
 
-def asks(told: dict[str, Any], path: str = "/api/v1/nothing", token: str | None = None) -> tuple[int, dict[str, Any]]:
+def asks(
+    told: dict[str, Any],
+    path: str = "/api/v1/nothing",
+    token: str | None = None,
+    address: str = "127.0.0.1",
+    **headers: str,
+) -> tuple[int, dict[str, Any]]:
     given = token or Path(told["tokenFile"]).read_text().split()[0]
-    connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=30)
+    connection = http.client.HTTPConnection(address, told["port"], timeout=30)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {given}"})
+        connection.request("GET", path, headers={"Authorization": f"Bearer {given}", **headers})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
     finally:
@@ -132,3 +138,41 @@ def test_what_cannot_be_served_is_one_error(kernel: Sandbox, tmp_path: Path) -> 
         done = kernel.gdn("serve", *words)
         assert done.status == 2, (words, done)
         assert "E_USAGE" in done.err and "Traceback" not in done.err, words
+
+
+def own_address() -> str:
+    """An address of this machine that others can reach, else one of loopback that a door takes for such a one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found, suppress(OSError):
+        found.connect(("198.51.100.1", 9))  # for documentation (RFC 5737); it only asks for the route, nothing is sent
+        return str(found.getsockname()[0])
+    return "127.0.0.2"
+
+
+def test_at_an_address_for_others_it_wants_a_token_file_and_answers_there_alone(
+    kernel: Sandbox, tmp_path: Path
+) -> None:
+    own, token = own_address(), "looker-0123456789"
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"other look {token} *\n")
+    tokens.chmod(0o600)
+    for address in (own, "0.0.0.0"):
+        with socket.create_server((address, 0)) as free:
+            port = free.getsockname()[1]
+        refused = kernel.gdn("serve", "--address", address, "--port", str(port))
+        assert refused.status == 2 and "can be reached from other machines" in refused.err, refused
+        assert "Give --token-file as well, or leave out --address." in refused.err
+        with pytest.raises(ConnectionRefusedError):
+            asks({"port": port}, token=token, address=own)
+        with door(kernel, "--address", address, "--token-file", str(tokens), "--host", "swarm.example") as told:
+            assert told["url"] == f"http://{address}:{told['port']}"
+            for host in (f"{own}:{told['port']}", "swarm.example", f"swarm.example:{told['port']}"):
+                assert asks(told, token=token, address=own, Host=host)[0] == 404, host
+                assert asks(told, token="not-the-right-one-0", address=own, Host=host)[0] == 401, host
+            for host in (own, "other.example", f"other.example:{told['port']}"):
+                status, error = asks(told, token=token, address=own, Host=host)
+                assert (status, error["code"]) == (421, "E_DOOR_REFUSED"), host
+            if address == own:
+                with pytest.raises(ConnectionRefusedError):
+                    asks(told, token=token)
+            else:
+                assert asks(told, token=token)[0] == 404

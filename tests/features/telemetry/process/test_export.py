@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 from prometheus_client.parser import text_string_to_metric_families
 from pytest_genai_semconv import assert_genai_span_compliant
@@ -21,6 +24,7 @@ from pytest_genai_semconv import assert_genai_span_compliant
 from goondan.kernel.spawn import AGENT_ENVIRONMENT
 from goondan.schemas.wire.spans import read_traceparent, traceparent
 from tests.bundles import documents
+from tests.features.telemetry.test_collector import Server, say
 from tests.kernel_fixture import Sandbox, sandbox, shown, wait_until
 from tests.process.scripted_model import ScriptedModel, scripted_model
 
@@ -31,6 +35,12 @@ BUNDLE = documents(
     "Swarm swarm {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/other}]}",
 )
 KEY = "sesame-4711"
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "serve.md").read_text(encoding="utf-8")
+#: What Prometheus accepts.
+SCRAPED = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;"
+    "q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -165,20 +175,29 @@ async def test_what_was_done_without_a_collector_or_an_exporter_arrives_later(ke
 
 
 @pytest.mark.feature("serve")
-def test_metrics_are_for_those_who_may_look(kernel: Sandbox) -> None:
+def test_what_the_page_tells_prometheus_is_a_scrape_and_for_those_who_may_look(kernel: Sandbox) -> None:
     from tests.features.serve.process.test_gdn_serve import door
 
-    tokens = kernel.home / "tokens"
-    tokens.write_text("prometheus look looker-0123456789 *\nweb talk talker-0123456789 *\n")
+    tokens, token = kernel.home / "tokens", "looker-0123456789"
+    line = PAGE.partition("With a token line `")[2].partition("`")[0].replace("TOKEN", token)
+    (job,) = yaml.safe_load(PAGE.partition("## Prometheus")[2].partition("```yaml\n")[2].partition("```")[0])[
+        "scrape_configs"
+    ]
+    # Prometheus refuses a key that it does not know. What stands there is a bearer at http://TARGET/metrics.
+    assert job.keys() == {"job_name", "authorization", "static_configs"}
+    assert job["authorization"].keys() == {"credentials_file"}
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:7117"]}]
+    tokens.write_text(f"{line}\nweb talk talker-0123456789 *\n")
     tokens.chmod(0o600)
     with door(kernel, "--token-file", str(tokens)) as told:
-        request = urllib.request.Request(f"{told['url']}/metrics")
+        request = urllib.request.Request(f"http://127.0.0.1:{told['port']}/metrics", headers={"Accept": SCRAPED})
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=10)
         assert refused.value.code == 401
         refused.value.close()
-        request.add_header("Authorization", "Bearer looker-0123456789")
+        request.add_header("Authorization", f"Bearer {token}")
         with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version="), "else Prometheus takes nothing"
             families = text_string_to_metric_families(answer.read().decode())
             found = {sample.name: sample for family in families for sample in family.samples}
         request = urllib.request.Request(f"{told['url']}/api/v1/messages", b'{"text": "again"}')
@@ -191,3 +210,68 @@ def test_metrics_are_for_those_who_may_look(kernel: Sandbox) -> None:
     assert turn["parentSpanId"] == SPAN
     assert found["goondan_up"].value == 1
     assert {"goondan_model_calls_total", "goondan_process_memory_bytes", "goondan_places"} <= found.keys()
+
+
+@pytest.fixture
+def collector() -> Iterator[Server]:
+    """A collector that answers as a test says."""
+    made = Server()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def test_what_the_page_tells_a_shell_sends_spans_to_the_collector(collector: Server) -> None:
+    block = PAGE.partition("## An OpenTelemetry collector")[2].partition("```console\n")[2].partition("```")[0]
+    export, run, ps = [line.removeprefix("$ ").partition("#")[0] for line in block.splitlines()]
+    export = export.replace("https://collector:4318", f"http://127.0.0.1:{collector.server_port}").replace("…", KEY)
+    with sandbox() as kernel, kernel.on_path() as path:
+        sent = f"until {ps} | grep -E 'telemetry: exporting, [1-9][0-9]* spans sent$'; do sleep 0.2; done"
+        shell = ["bash", "-ec", "\n".join((export, run, "gdn send hello", sent))]
+        how: dict[str, Any] = {"cwd": kernel.home, "capture_output": True, "text": True, "timeout": 50}
+        done = subprocess.run(shell, env={**kernel.env, "PATH": path}, check=False, **how)
+        assert done.returncode == 0, done.stderr
+    assert [headers["api-key"] for headers in collector.headers] == [KEY] * len(collector.headers)
+    assert "invoke_agent main" in [span.name for span in collector.spans]
+
+
+def test_no_turn_waits_for_a_collector_that_says_nothing_or_refuses_or_for_the_exporter(collector: Server) -> None:
+    let_go = threading.Event()
+    # An exporter whose request is not answered waits longer for that than this test.
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "50",
+    }
+    with sandbox(extra_env=variables) as kernel:
+        kernel.detach()
+        [state] = kernel.state_dirs
+
+        def turns() -> list[str]:
+            """The traces of three turns, which come to their ends."""
+            done = [kernel.gdn("send", "hello", "--json").json for _ in range(3)]
+            assert [turn["status"] for turn in done] == ["completed"] * 3
+            return [turn["traceId"] for turn in done]
+
+        def arrived(traces: list[str]) -> bool:
+            return {span.trace_id.hex() for span in collector.spans} >= {*traces}
+
+        first = turns()
+        wait_until(lambda: arrived(first))
+        position = state / "telemetry" / "position.json"
+        wait_until(position.exists)
+        collector.answer = lambda request: (let_go.wait(50), say(request, 500))[1]
+        before = len(collector.bodies)
+        turns()
+        wait_until(lambda: len(collector.bodies) == before + 1)
+        turns()
+        os.kill(kernel.pid("telemetry"), signal.SIGSTOP)
+        late = turns()
+        assert [*position.parent.iterdir()] == [position], "all that is kept"
+        assert position.stat().st_size < 2000
+        assert len(collector.bodies) == before + 1, "the exporter was in its first request all the while"
+        os.kill(kernel.pid("telemetry"), signal.SIGCONT)
+        let_go.set()
+        wait_until(lambda: "spans and 0 turns dropped" in kernel.gdn("ps").out)
+        collector.answer = lambda request: say(request, 200)
+        last = turns()
+        wait_until(lambda: arrived([*late, *last]))
