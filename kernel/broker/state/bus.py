@@ -247,8 +247,8 @@ class Bus:
         self.send(connection, frames.Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
     def shutdown(self, connection: Connection, grace_ms: int | None, reason: frames.ShutdownReason) -> None:
-        """Tell an agent or a tool host to leave within `grace_ms` (milliseconds). None: it may finish its step. One that
-        has acknowledged that already is not told again.
+        """Tell an agent or a tool host to leave within `grace_ms` (milliseconds). None: it may finish its step. One
+        that has acknowledged that already is not told again.
         """
         if connection.acknowledged:
             return

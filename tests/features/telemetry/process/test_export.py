@@ -12,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_what_the_page_tells_a_shell_sends_spans_to_the_collector(collector: Ser
     export = export.replace("https://collector:4318", f"http://127.0.0.1:{collector.server_port}").replace("…", KEY)
     with sandbox() as kernel, kernel.on_path() as path:
         sent = f"until {ps} | grep -E 'telemetry: exporting, [1-9][0-9]* spans sent$'; do sleep 0.2; done"
-        shell = ["bash", "-ec", "\n".join((export, run, "gdn send hello", sent))]
+        shell = ["bash", "-ec", f"{export}\n{run}\ngdn send hello\n{sent}"]
         how: dict[str, Any] = {"cwd": kernel.home, "capture_output": True, "text": True, "timeout": 50}
         done = subprocess.run(shell, env={**kernel.env, "PATH": path}, check=False, **how)
         assert done.returncode == 0, done.stderr
@@ -252,6 +253,10 @@ def test_no_turn_waits_for_a_collector_that_says_nothing_or_refuses_or_for_the_e
             assert [turn["status"] for turn in done] == ["completed"] * 3
             return [turn["traceId"] for turn in done]
 
+        def refuses_late(request: BaseHTTPRequestHandler) -> None:
+            let_go.wait(50)
+            say(request, 500)
+
         def arrived(traces: list[str]) -> bool:
             return {span.trace_id.hex() for span in collector.spans} >= {*traces}
 
@@ -259,7 +264,7 @@ def test_no_turn_waits_for_a_collector_that_says_nothing_or_refuses_or_for_the_e
         wait_until(lambda: arrived(first))
         position = state / "telemetry" / "position.json"
         wait_until(position.exists)
-        collector.answer = lambda request: (let_go.wait(50), say(request, 500))[1]
+        collector.answer = refuses_late
         before = len(collector.bodies)
         turns()
         wait_until(lambda: len(collector.bodies) == before + 1)
