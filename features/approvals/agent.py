@@ -179,12 +179,14 @@ class WaitingCalls(TurnPart):
 
 
 def who_refused(policies: list[wire.Policy], tool: str, args: object) -> tuple[str, str]:
-    """Who has refused this call, a rule or a person, and the line that would allow it."""
+    """Who has refused this call, a rule or a person, and the line that would allow it. No person is asked about
+    arguments that are too large to be shown: the rule that would ask has refused them.
+    """
     decision = wire.decide(policies, tool, wire.UNREADABLE if args is None else args)
     policy, _, number = decision.rule.partition(" ")[0].rpartition("/")
     place = f"before number {number}" if number.isdecimal() else "as the last one"
     rule = f'Extension/{policy or "approval"}: a rule {place}: {{tools: ["{tool}"], action: allow}}'
-    if decision.action == "deny":
+    if decision.action == "deny" or len(encode_value(args)) > wire.MAX_ARGS_BYTES:
         return "rule", rule
     return "person", f"answer yes when it is asked again (gdn approve), or {rule}"
 

@@ -110,8 +110,8 @@ class GatedCalls(Part, OfCalls):
         decision = wire.decide(policies, tool, call.args)
         if item is None:
             if decision.action != "allow" and call.args is wire.UNREADABLE:
-                reason = f"its arguments are larger than a person is shown ({wire.MAX_ARGS_BYTES} bytes)"
-                decision = wire.Decision("deny", reason)
+                most = f"larger than a person is shown ({wire.MAX_ARGS_BYTES} bytes)"
+                decision = wire.Decision("deny", f"its arguments, or all calls of its step, are {most}")
             digest = "" if decision.action != "ask" else decisions.digest_of(tool, place.path, call.data)
             wanted = partial(decisions.Wanted, event, call_id, tool, digest, call.data, place.path)
             state = self._asks(connection, frame, event, decision, wanted, now)

@@ -56,8 +56,9 @@ ItemState = Literal["staged", "waits", "deciding", "approved", "denied", "answer
 #: States without a decision of a person.
 OPEN: Final[frozenset[ItemState]] = frozenset({"staged", "waits", "deciding"})
 
-#: What a call's payload has besides its arguments (bytes): ids, of 1,024 characters at most.
-_NAMES_BYTES: Final = 16 << 10
+#: What a call's payload has besides its arguments (bytes): the message that makes the call, which repeats them, and ids
+#: of 1,024 characters at most.
+_BESIDE_BYTES: Final = wire.MAX_ARGS_BYTES + (16 << 10)
 #: A value that is no object is checked as the one property of an object of this name.
 _ANSWER: Final = "answer"
 #: Issues that a person is told of.
@@ -298,7 +299,7 @@ def read_call(frame: Frame, aliases: dict[str, str]) -> CallContent:
 
     Raises GoondanError E_FRAME_INVALID.
     """
-    if frame.blob is not None or len(memoryview(frame.payload)) > wire.MAX_ARGS_BYTES + _NAMES_BYTES:
+    if frame.blob is not None or len(memoryview(frame.payload)) > wire.MAX_ARGS_BYTES + _BESIDE_BYTES:
         return CallContent(wire.UNREADABLE, b"", None)  # to look through a payload of a MiB takes the loop too long
     payload = from_raw(frame.payload, ToolCallPayload)
     if len(memoryview(payload.args)) > wire.MAX_ARGS_BYTES:

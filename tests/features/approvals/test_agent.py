@@ -16,7 +16,15 @@ from goondan.agentproc.machine.catalog import Catalog
 from goondan.agentproc.machine.messages import ToolCallPart
 from goondan.agentproc.turn.parts import Call
 from goondan.features.approvals.agent import WaitingCalls, who_refused
-from goondan.features.approvals.wire import ApprovalAsk, ApprovalState, Condition, Policy, Rule, read_policy
+from goondan.features.approvals.wire import (
+    MAX_ARGS_BYTES,
+    ApprovalAsk,
+    ApprovalState,
+    Condition,
+    Policy,
+    Rule,
+    read_policy,
+)
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
@@ -185,3 +193,5 @@ def test_a_rule_is_named_with_the_line_that_goes_before_it_and_a_person_is_told_
     by, allow = who_refused(policies[:1], "bash__exec", {"command": "mv x"})
     assert by == "person"
     assert allow.startswith("answer yes when it is asked again (gdn approve), or Extension/careful: ")
+    shown_to_nobody = who_refused(policies[:1], "bash__exec", {"command": f"mv {'x' * MAX_ARGS_BYTES}"})
+    assert shown_to_nobody == ("rule", f"Extension/careful: a rule before number 1: {line}")

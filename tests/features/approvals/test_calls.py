@@ -135,6 +135,15 @@ def test_what_is_shown_and_what_runs_cannot_differ_by_encoding() -> None:
     assert code_of(agent.call({}, "t1/c3", payload=twice("ls", "rm x"))) == "E_APPROVAL_WAITS"
 
 
+def test_large_arguments_are_shown_although_the_message_of_their_call_repeats_them() -> None:
+    _, client, agent, _ = working()
+    args = encode_value({"command": f"rm {'[' * (MAX_ARGS_BYTES - 100)}"})
+    call = ToolCallPayload(args=Raw(args), turn_id="t1", tool_call_id="c1", message_id="m1", message=Raw(args))
+    assert code_of(agent.call({}, payload=to_raw(call))) == "E_APPROVAL_WAITS"
+    (item,) = items(client)
+    assert item["digest"] == digest_of("bash__exec", item["workdir"], args)
+
+
 @pytest.mark.parametrize(
     ("rule", "code"), [("ask", "E_APPROVAL_DENIED"), ("deny", "E_APPROVAL_DENIED"), ("allow", None)]
 )

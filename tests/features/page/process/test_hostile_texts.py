@@ -101,7 +101,7 @@ def test_a_name_that_turns_text_around_is_shown_by_number(swarm: Site) -> None:
 def test_a_megabyte_of_brackets_is_looked_at_within_a_moment(swarm: Site) -> None:
     """A body has at most a MiB. `text.js` has four in its own test."""
     asked(swarm, "lead", "[" * 900_000, "brackets")
-    tell(swarm, "guard", f"/bash__exec {json.dumps({'command': '[' * 50_000})}", "brackets")
+    tell(swarm, "guard", f"/bash__exec {json.dumps({'command': '[' * 260_000})}", "brackets")
     found = wait_until(
         lambda: [one for one in swarm.ask("/api/v1/approvals")["items"] if one["instanceKey"] == "brackets"]
     )
