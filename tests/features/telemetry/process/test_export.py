@@ -181,9 +181,8 @@ def test_what_the_page_tells_prometheus_is_a_scrape_and_for_those_who_may_look(k
 
     tokens, token = kernel.home / "tokens", "looker-0123456789"
     line = PAGE.partition("With a token line `")[2].partition("`")[0].replace("TOKEN", token)
-    (job,) = yaml.safe_load(PAGE.partition("## Prometheus")[2].partition("```yaml\n")[2].partition("```")[0])[
-        "scrape_configs"
-    ]
+    block = PAGE.partition("## Prometheus")[2].partition("```yaml\n")[2].partition("```")[0]
+    (job,) = yaml.safe_load(block)["scrape_configs"]
     # Prometheus refuses a key that it does not know. What stands there is a bearer at http://TARGET/metrics.
     assert job.keys() == {"job_name", "authorization", "static_configs"}
     assert job["authorization"].keys() == {"credentials_file"}
@@ -191,6 +190,12 @@ def test_what_the_page_tells_prometheus_is_a_scrape_and_for_those_who_may_look(k
     tokens.write_text(f"{line}\nweb talk talker-0123456789 *\n")
     tokens.chmod(0o600)
     with door(kernel, "--token-file", str(tokens)) as told:
+        request = urllib.request.Request(f"{told['url']}/api/v1/messages", b'{"text": "again"}')
+        request.add_header("Authorization", "Bearer talker-0123456789")
+        request.add_header("Content-Type", "application/json")
+        request.add_header("traceparent", traceparent(TRACE, SPAN))
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert json.load(answer)["traceId"] == TRACE
         request = urllib.request.Request(f"http://127.0.0.1:{told['port']}/metrics", headers={"Accept": SCRAPED})
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=10)
@@ -201,12 +206,6 @@ def test_what_the_page_tells_prometheus_is_a_scrape_and_for_those_who_may_look(k
             assert answer.headers["Content-Type"].startswith("text/plain; version="), "else Prometheus takes nothing"
             families = text_string_to_metric_families(answer.read().decode())
             found = {sample.name: sample for family in families for sample in family.samples}
-        request = urllib.request.Request(f"{told['url']}/api/v1/messages", b'{"text": "again"}')
-        request.add_header("Authorization", "Bearer talker-0123456789")
-        request.add_header("Content-Type", "application/json")
-        request.add_header("traceparent", traceparent(TRACE, SPAN))
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            assert json.load(answer)["traceId"] == TRACE
     (turn,) = kernel.gdn("trace", TRACE, "--json").json["turns"]
     assert turn["parentSpanId"] == SPAN
     assert found["goondan_up"].value == 1
