@@ -10,6 +10,7 @@ Source: docs/design/traces.md section 3; schemas/traces/turn_notes.py.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -21,7 +22,7 @@ from msgspec import Struct, structs
 from goondan.kernel import lock, paths
 from goondan.kernel.traces.conversations import ConversationFile, conversation_files, place_of, read_file
 from goondan.kernel.traces.rules.tree import TraceTree, find, grow, total_of, tree_of
-from goondan.kernel.traces.rules.turn import Note, Trace, moment, said_in, tell
+from goondan.kernel.traces.rules.turn import Note, Total, Trace, moment, said_in, tell
 from goondan.schemas.system import trace_index
 from goondan.schemas.system.trace_index import IndexRow
 from goondan.schemas.wire import codec, frames, questions, spans
@@ -33,6 +34,8 @@ RECENT_FILES: Final = 64
 MAX_FILES: Final = 1000
 #: Turns of a trace that are shown; the others are counted.
 MAX_TURNS: Final = 1000
+#: Turns of a trace whose use is added up for a list of traces. A turn takes 1 ms.
+MAX_ADDED: Final = 250
 #: Turns that began last, as the index says; a line of it may be of a turn whose beginning was not stored.
 _LATEST: Final = 8
 #: Turns among which the last messages of people are looked for.
@@ -249,6 +252,30 @@ def brief_turns(state_dir: str, row: IndexRow, since: str | None, is_wanted: Cal
     except GoondanError:
         return []
     return [structs.replace(turn, total=total_of(turn), steps=[], turns=[]) for turn in turns if is_wanted(turn)]
+
+
+def first_turns(state_dir: str, names: Sequence[str], shown: Callable[[str], bool], *, alone: bool) -> list[Trace]:
+    """The turns with these ids (`names`) without their steps, with what they have used `alone`; or with what all turns
+    of their trace have used in all, the first MAX_ADDED of them. Turns of agents that are not `shown` count nowhere.
+    None of a file that cannot be read.
+    """
+    since, wanted, counted = running_since(state_dir), set(names), Counter[str]()
+    events, totals, found = dict[ConversationFile, list[str]](), dict[str | None, Total](), list[Trace]()
+    for row in trace_index.of_runs(state_dir, names):
+        counted[row.trace_id] += shown(row.agent)
+        adds = not alone and counted[row.trace_id] <= MAX_ADDED
+        if shown(row.agent) and (adds or row.turn_id in wanted):
+            events.setdefault(place_of(state_dir, row.agent, row.instance_key), []).append(row.event_id)
+    for place, own in events.items():
+        with suppress(GoondanError):
+            for turn in read_turns(place, Which(events=own), since):
+                total = totals.setdefault(turn.turn_id if alone else turn.trace_id, Total(turns=0, agents=[]))
+                used = total_of(turn)
+                total.add(used, used.costs)
+                total.turns, total.agents = total.turns + 1, sorted({*total.agents, turn.agent})
+                if turn.turn_id in wanted:
+                    found.append(structs.replace(turn, total=total, steps=[]))
+    return found
 
 
 def _turns(db: sqlite3.Connection, place: ConversationFile, which: Which, since: str | None) -> list[Trace]:

@@ -62,9 +62,10 @@ _LAST: Final = (
     "WHERE ifnull(?1, agent) = agent AND ifnull(?2, instance_key) = instance_key "
     "GROUP BY agent, instance_key, turn_id ORDER BY began DESC LIMIT ?3"
 )
-_OF_TURNS: Final = (
+_OF_RUNS: Final = (
     "SELECT min(at) AS began, trace_id, turn_id, event_id, agent, instance_key FROM turns "
-    "WHERE turn_id IN (SELECT value FROM json_each(?)) GROUP BY agent, instance_key, turn_id ORDER BY began"
+    "WHERE trace_id IN (SELECT trace_id FROM turns WHERE turn_id IN (SELECT value FROM json_each(?))) "
+    "GROUP BY agent, instance_key, turn_id ORDER BY began"
 )
 _NUMBERED: Final = (
     "SELECT at, trace_id, turn_id, event_id, agent, instance_key, seq FROM turns "
@@ -168,9 +169,9 @@ def named(state_dir: str, name: str) -> list[IndexRow]:
     return _read(state_dir, _NAMED, name)
 
 
-def of_turns(state_dir: str, turn_ids: Sequence[str]) -> list[IndexRow]:
-    """The turns with these ids, in the order in which they began."""
-    return _read(state_dir, _OF_TURNS, msgspec.json.encode(turn_ids).decode())
+def of_runs(state_dir: str, turn_ids: Sequence[str]) -> list[IndexRow]:
+    """All turns of the traces that the turns with these ids are in, in the order in which they began."""
+    return _read(state_dir, _OF_RUNS, msgspec.json.encode(turn_ids).decode())
 
 
 def numbered(state_dir: str, numbers: Sequence[int]) -> list[NumberedRow]:

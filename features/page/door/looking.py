@@ -18,7 +18,7 @@ from goondan.features.serve.api import Caller
 from goondan.features.serve.api.routing import Asked
 from goondan.kernel.traces import logs
 from goondan.kernel.traces.rules.turn import Trace
-from goondan.kernel.traces.search import brief_turns, running_since
+from goondan.kernel.traces.search import first_turns
 from goondan.schemas.system import trace_index
 
 #: Lines of a log in which those of some time are looked for, and that are told.
@@ -43,6 +43,8 @@ class Details(Struct, forbid_unknown_fields=True):
 
     #: Their ids.
     turns: Annotated[list[str], Meta(max_length=100)]
+    #: With what each has used itself, and not its whole run.
+    alone: bool = False
 
 
 class Lines(Struct, forbid_unknown_fields=True, rename={"since": "from", "until": "to"}):
@@ -77,12 +79,9 @@ def runs(asked: Asked) -> dict[str, Any]:
 
 
 def details(asked: Asked) -> dict[str, list[Trace]]:
-    """Turns without their steps, with what they have used in all."""
-    state_dir, names = asked.swarm.state_dir, asked.body.turns
-    since, rows = running_since(state_dir), trace_index.of_turns(state_dir, names)
-    shown = [row for row in rows if asked.caller.may_speak_to(row.agent)]
-    found = [turn for row in shown for turn in brief_turns(state_dir, row, since, lambda turn: turn.turn_id in names)]
-    return {"turns": found}
+    """Turns without their steps, with what has been used."""
+    state_dir, body = asked.swarm.state_dir, asked.body
+    return {"turns": first_turns(state_dir, body.turns, asked.caller.may_speak_to, alone=body.alone)}
 
 
 def lines(asked: Asked) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ import pytest
 from goondan.features.page.door.looking import Details, Lines, Runs, details, lines, runs
 from goondan.kernel.cli.operations import Asked
 from goondan.kernel.cli.rules.callers import Caller
+from goondan.kernel.traces.rules.turn import ModelCall, Step, Trace
+from goondan.kernel.traces.search import MAX_ADDED
 from goondan.schemas.system import trace_index
 from goondan.schemas.wire.spans import trace_id_of
 from tests.checks import refuses
@@ -94,17 +96,32 @@ def test_a_hundred_thousand_are_read_once(tmp_path: Path) -> None:
     assert whole < 4.0 and later < 0.4, (whole, later)
 
 
-def test_details_are_of_the_callers_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path, [("x", "main"), ("x", "secret"), ("y", "main")])
-    read: list[str] = []
+def test_details_are_of_the_callers_agents_and_of_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, [("x", "main"), ("x", "secret"), ("y", "main"), ("x", "help-a"), ("z", "main")])
+    fill(tmp_path, [("many", "main")] * 300, since=5)
 
-    def brief(_: str, row: trace_index.IndexRow, *__: object) -> list[Any]:
-        read.append(row.turn_id)
-        return []
+    def of_file(place: Any, which: Any, since: str | None) -> list[Trace]:
+        known = {"attempt": 1, "status": "completed", "started_at": "", "instance_key": "k", "agent": place.agent}
+        call = ModelCall(status="answered", started_at="", input_tokens=1, costs={"USD": 0.5})
+        rows = {row.event_id: row for row in trace_index.last(str(tmp_path), 1000)}
+        return [
+            Trace(turn_id=f"t{event[1:]}", event_id=event, trace_id=rows[event].trace_id, steps=[step], **known)
+            for event in which.events
+            for step in [Step(step=1, started_at="", model=call)]
+        ]
 
-    monkeypatch.setattr("goondan.features.page.door.looking.brief_turns", brief)
-    assert details(asked(tmp_path, MAIN, body=Details(["t1", "t0", "nothing", "t2"]))) == {"turns": []}
-    assert read == ["t0", "t2"]
+    monkeypatch.setattr("goondan.kernel.traces.search.read_turns", of_file)
+
+    def used(caller: Caller, *names: str, alone: bool = False) -> dict[str, Any]:
+        found = details(asked(tmp_path, caller, body=Details(list(names), alone)))["turns"]
+        assert not any(turn.steps for turn in found)
+        totals = {turn.turn_id: turn.total for turn in found}
+        return {name: (one.input_tokens, one.costs["USD"], one.agents) for name, one in totals.items() if one}
+
+    assert used(MAIN, "t1", "t0", "nothing", "t2") == {"t0": (2, 1.0, ["help-a", "main"]), "t2": (1, 0.5, ["main"])}
+    assert used(ALL, "t0") == {"t0": (3, 1.5, ["help-a", "main", "secret"])}
+    assert used(ALL, "t0", "t3", alone=True) == {"t0": (1, 0.5, ["main"]), "t3": (1, 0.5, ["help-a"])}
+    assert used(ALL, "t5")["t5"][0] == MAX_ADDED < 300
 
 
 def test_lines_are_of_the_agent_and_of_the_tools_of_its_instance(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_the_first_turns_of_traces_are_kept_and_the_index_is_read_on(tmp_path: P
     index.add(entry(5, "z"))
     assert shown.numbers(state) == [2, 3, 6]
     assert [row.turn_id for row in trace_index.numbered(state, [2, 6, 77])] == ["t5", "t1"]
-    assert [row.turn_id for row in trace_index.of_turns(state, ["t5", "t0", "nothing"])] == ["t0", "t5"]
+    assert [row.turn_id for row in trace_index.of_runs(state, ["t5", "t2", "nothing"])] == ["t2", "t4", "t5"]
 
 
 def test_the_first_turns_of_an_index_that_was_made_anew(tmp_path: Path) -> None:

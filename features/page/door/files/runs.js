@@ -11,10 +11,13 @@ import { Rows } from "./virtual.js";
 const PAGE = 5000, FOUND = 100;
 /** Rows that are looked through for new ones; as many below those that are drawn have the next page asked for. */
 const NEWEST = 50;
+/** Turns of a run whose cost the door adds up. */
+const ADDED = 250;
 /** Details that are asked for at once, and how long rows are gathered for it (ms). */
 const DETAILS = 60, GATHER_MS = 30;
-/** How often the list is looked at while something happens (ms), and how soon behind the first news. */
-const LOOK_MS = 2000, SOON_MS = 200;
+/** How often the list is looked at while something happens (ms), how soon behind the first news, and after so many times
+ * of what looking took. */
+const LOOK_MS = 2000, SOON_MS = 200, SHARE = 5;
 const HEIGHT = 46;
 const STATES = ["running", "completed", "failed", "interrupted", "abandoned"];
 /** What the index does not know: these go through the turns themselves. */
@@ -125,7 +128,7 @@ class Listing {
 
   async #learn(turns) {
     try {
-      for (const turn of (await read("/page/api/runs/details", { turns })).turns) this.#details.set(turn.turnId, turn);
+      for (const turn of (await read("/page/api/runs/details", { turns, alone: this.filtered })).turns) this.#details.set(turn.turnId, turn);
     } catch (problem) {
       this.problem = problem;
     }
@@ -156,12 +159,12 @@ export function State({ status, code }) {
   return html`<span class=${good ? "good" : open ? "run-open" : "bad"}>${good ? "✓" : open ? "●" : "✗"} ${visible(code ?? status)}</span>`;
 }
 
-function Line({ row, turn }) {
-  const agents = turn?.total?.agents ?? [];
+function Line({ row, turn, alone }) {
+  const { total } = turn ?? {}, agents = total?.agents ?? [], part = !alone && total?.turns >= ADDED;
   return html`<a class="run-line" tabindex="-1" href=${`#/run/${encodeURIComponent(row.id)}`}><span>${turn && html`<${State} status=${turn.status} code=${turn.error?.code} />`}</span>
     <b>${visible(turn?.message ?? "")}</b><span>${turn && duration(turn.durationMs)}</span>
     <small>${time(row.at)} · ${visible(row.agent)}/${visible(row.instance)}${agents.length > 1 && ` with ${agents.length - 1} more`}</small>
-    <small title="of its first turn">${turn?.total && [tokens(turn.total), money(turn.total.costs)].filter(Boolean).join(" · ")}</small></a>`;
+    <small title=${alone ? "of this turn" : "of the whole run"}>${part && "at least "}${total && [tokens(total), money(total.costs)].filter(Boolean).join(" · ")}</small></a>`;
 }
 
 export default function Runs({ query }) {
@@ -179,9 +182,10 @@ export default function Runs({ query }) {
     };
     const look = async () => {
       due = false;
+      const begun = Date.now();
       const fresh = await list.look(rows.current ?? { first: 0, shown: 0 }).catch(() => 0);
       timer = 0;
-      next = Date.now() + LOOK_MS;
+      next = Date.now() + Math.max(LOOK_MS, SHARE * (Date.now() - begun));
       if (due || fresh === undefined) soon();
       if (!fresh || !rows.current) return;
       const { first, shift } = rows.current;
@@ -199,7 +203,7 @@ export default function Runs({ query }) {
   const row = (index) => {
     const found = list.rows[index];
     if (index > list.rows.length - NEWEST) list.more();
-    return found ? html`<${Line} row=${found} turn=${list.detail(found.turnId)} />` : html`<span class="soft">…</span>`;
+    return found ? html`<${Line} row=${found} turn=${list.detail(found.turnId)} alone=${list.filtered} />` : html`<span class="soft">…</span>`;
   };
   return html`<${Filters} query=${query} /><p class="soft">${list.loaded ? count(total) : "…"} ${list.filtered ? "turns found" : total === 1 ? "run" : "runs"}<span class="run-quick">${Object.entries(QUICK).map(([name, wanted]) => html` <a key=${name} href=${link(wanted)}>${name}</a>`)}</span></p>
     <${Wrong} problem=${list.problem} />

@@ -77,8 +77,16 @@ def test_why_was_this_slow(swarm: Site) -> None:
 
 
 def test_what_did_it_cost(swarm: Site) -> None:
-    told = done(swarm, 'await press("2"); await click("call agents__request"); return reads("2 turns of coder, lead");')
-    assert told.endswith("$3.00"), "both agents together"
+    row, told = done(
+        swarm,
+        """
+        await press("2");
+        const row = await reads("$3.00");
+        await click("call agents__request");
+        return [row, await reads("2 turns of coder, lead")];
+        """,
+    )
+    assert row.endswith("$3.00") and told.endswith("$3.00"), "both agents together, in the list and in the run"
 
 
 def test_which_call_was_denied_and_how_do_i_allow_it(swarm: Site) -> None:
