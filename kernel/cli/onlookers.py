@@ -23,8 +23,9 @@ from goondan.schemas.wire.runtime_events import MIN_WINDOW_BYTES, Observe
 READY_S: Final = 2.0
 #: How often a kernel is looked for (seconds).
 LOOK_S: Final = 0.25
-#: How often it is said what was read, when nobody looks closely (seconds): more than a short turn is heard in it.
-CALM_S: Final = 1.0
+#: How often it is said what was read, when nobody looks closely (seconds): as often as a page asks how things are. More
+#: than a short turn is heard in it.
+CALM_S: Final = 2.0
 #: What may be on its way: while somebody looks closely, and else in CALM_S.
 _WINDOW: Final = Observe(events=4096, bytes=1 << 20)
 _CALM: Final = Observe(events=16, bytes=MIN_WINDOW_BYTES)
