@@ -11,6 +11,7 @@ Source: docs/decisions/176.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,8 +20,10 @@ from typing import Any, Final
 import pytest
 
 from bench.programs import line, program
-from bench.swarm import Swarm
+from bench.swarm import Swarm, environment_kept
 
+#: Where the browser is installed once: a swarm that is used has another home.
+_CACHE: Final = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 #: What the tab can do. Each answers with a value.
 STEPS: Final = """
 const client = await page.createCDPSession();
@@ -53,10 +56,12 @@ for (;;) {
 class Tab:
     """The tab. Nothing is open at first."""
 
-    def __init__(self, site: Any, door: int, chromium: Any, size: tuple[int, int]) -> None:
-        """`site` and `chromium` are the fixture's, `door` is the pid of its door, `size` is in pixels."""
+    def __init__(self, site: Any, chromium: Any, size: tuple[int, int]) -> None:
+        """`site` and `chromium` are the fixture's, `size` is in pixels."""
         self.site = site
-        self.door = door
+        self.door: int = site.pid
+        #: What drives the browser, whose processes are below it.
+        self.driver: int = chromium.pid
         self._chromium = chromium
         chromium.tell({"address": "about:", "route": "blank", "steps": STEPS, "size": size, "dark": False, "args": {}})
 
@@ -68,10 +73,17 @@ class Tab:
             raise SystemExit(f"the page in the browser: {heard['failed']}")
         return heard
 
-    def open(self, route: str = "#/now") -> None:
-        """Open the page anew, at this view."""
-        self.does("open", f"{self.site.address}/page/#code={self.site.code()}")
+    def open(self, route: str = "#/now", site: Any = None) -> None:
+        """Open the page anew, at this view; perhaps that of another site."""
+        site = site or self.site
+        self.does("open", f"{site.address}/page/#code={site.code()}")
         self.does("go", route)
+
+    @contextmanager
+    def beside(self, made: Swarm) -> Iterator[Any]:
+        """A site of another swarm that runs, for this tab; its door ends with the block."""
+        with _site(made, self._chromium) as site:
+            yield site
 
     def end(self) -> Any:
         """Close it. Returns the errors of its scripts."""
@@ -83,15 +95,22 @@ def tab(made: Swarm) -> Iterator[Tab | None]:
     """A tab on the page of a swarm that runs; None where no browser can be had."""
     try:
         browser = import_module("tests.features.page.browser")
-        chromium = browser.Chromium()
+        with environment_kept():
+            os.environ["XDG_CACHE_HOME"] = _CACHE
+            chromium = browser.Chromium()
     except (ImportError, pytest.skip.Exception) as missing:
         print(f"no page beside it: {missing}", flush=True)
         yield None
         return
     try:
-        serve = [*Swarm.gdn(), "serve", "--port", "0", "--json", "--bundle", str(made.bundle)]
-        with program(*serve) as process:
-            site = browser.Site(made, json.loads(line(process)), chromium)
-            yield Tab(site, process.pid, chromium, browser.WIDE)
+        with _site(made, chromium) as site:
+            yield Tab(site, chromium, browser.WIDE)
     finally:
         chromium.close()
+
+
+@contextmanager
+def _site(made: Swarm, chromium: Any) -> Iterator[Any]:
+    serve = [*Swarm.gdn(), "serve", "--port", "0", "--json", "--bundle", str(made.bundle)]
+    with program(*serve) as process:
+        yield import_module("tests.features.page.browser").Site(made, json.loads(line(process)), chromium)

@@ -16,7 +16,7 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -46,6 +46,8 @@ class Chromium:
         program = ["node", str(beside(folder, Path(__file__).with_name("driver.mjs")))]
         streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self._process = subprocess.Popen(program, env={**FOUND, "TMPDIR": str(unpacked)}, text=True, **streams)
+        #: The driver's process; those of the browser are below it.
+        self.pid = self._process.pid
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         try:
@@ -119,11 +121,10 @@ def missing(why: str) -> NoReturn:
 class Site:
     """A swarm with its page, in a browser."""
 
-    def __init__(
-        self, kernel: Sandbox, told: dict[str, Any], chromium: Chromium, door: subprocess.Popen[bytes], log: Path
-    ) -> None:
+    def __init__(self, kernel: Sandbox, told: dict[str, Any], chromium: Chromium, end: Callable[[], str] = str) -> None:
+        """`told` is what the door has said of itself; `end` ends it, and returns its log."""
         self.kernel = kernel
-        self._door, self._log = door, log
+        self._end = end
         self.address: str = told["url"]
         #: The door's process.
         self.pid: int = told["pid"]
@@ -150,9 +151,7 @@ class Site:
 
         The driver hears of a shared worker when it runs already, and may miss what that has asked for.
         """
-        self._door.send_signal(signal.SIGTERM)
-        self._door.wait(30)
-        return self._log.read_text().count('"way":"/page/api/live"')
+        return self._end().count('"way":"/page/api/live"')
 
     def see(
         self,
@@ -194,12 +193,17 @@ def door(kernel: Sandbox, chromium: Chromium) -> Iterator[Site]:
     log = kernel.home / "door.log"
     with log.open("wb") as stderr:
         process = kernel.popen("serve", "--port", "0", "--json", "--log", stderr=stderr)
+
+    def end() -> str:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        return log.read_text()
+
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, log.read_text()
-        yield Site(kernel, json.loads(line), chromium, process, log)
+        yield Site(kernel, json.loads(line), chromium, end)
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        end()
