@@ -2,8 +2,12 @@
 
 1. TELLERS turns have answers that stream, RATE events a second together, and the page shows one of these runs. For each
    piece of that run's answer: how long after the door has heard of it the browser has drawn it.
-2. A swarm whose turns are asked by a client, in rounds: nobody looks, and the page is open at Now and at Runs. What is
-   printed is the processor time of the kernel's processes for a turn; the door's apart.
+2. The processor time of the kernel's processes for a turn, in rounds: nobody looks; the page is open, at Now and at
+   Runs; and the same page is open at the door of another swarm, which works beside in all of them. All that a browser
+   costs programs that share a machine with it is in the last, and nothing that the page asks of the kernel. Each round
+   is done twice: once as the system places the processes, and once with the kernel and who asks it on the first core,
+   and browser, doors and the other swarm on the others. The bound is for the second one, between the last two: there
+   nobody takes a core or its cache from the kernel, and less is left to chance.
 
 The exit status is 1 when a bound is not kept. Not part of `make bench`: nothing else should run meanwhile.
 
@@ -15,20 +19,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import count, product
+from typing import Any, Final
 
 import uvloop
 
-from bench.swarm import PATIENCE_S, Swarm, processor_time, swarm
+from bench.swarm import PATIENCE_S, Swarm, processor_time, swarm, tree
 from bench.tab import Tab, tab
-from bench.turn import kernel, model_server, turns
+from bench.turn import CALL, kernel, model_server, one_turn, turns
 from goondan.schemas.transport import chosen
 
 #: Events a second that are wanted, and the turns that tell them: an agent tells of its text every 30 ms.
@@ -38,13 +45,19 @@ PAUSE_S: Final = 0.03
 LAG_MS: Final = 100.0
 #: What an open page may cost of a turn's processor time.
 OPEN: Final = 0.02
-#: How long after it was opened or left a page is measured (seconds).
-SETTLED_S: Final = 1.0
-#: Turns of one measurement, and rounds in one instance: a conversation makes its turns slower as it grows.
-TURNS: Final = 30
+#: Turns of one measurement. So many before it, that what a page asks once is over, and more in each of some rounds:
+#: pages ask every few seconds, and no round is to see always the same of it.
+TURNS: Final = 150
+SETTLED: Final = range(60, 200, 20)
+#: Rounds in one instance: a conversation makes its turns slower as it grows.
 PER_INSTANCE: Final = 3
-#: The sides of a round: where the page is.
-SIDES: Final = ("", "#/now", "#/runs")
+#: How often the other swarm has a turn (seconds): as much is heard and listed of it as pages show.
+OTHERS_S: Final = 0.05
+#: The sides of a round: which view is open, if any, and whether it is the page of the other swarm.
+SIDES: Final = (("", False), ("#/now", False), ("#/now", True), ("#/runs", False), ("#/runs", True))
+CORES: Final = sorted(os.sched_getaffinity(0))
+#: Whether the kernel has a core of its own. A machine with one core has none for it.
+VARIANTS: Final = {False: "plain", True: "pinned"} if len(CORES) > 1 else {False: "plain"}
 
 BUNDLE: Final = """\
 apiVersion: goondan.ai/v1
@@ -136,30 +149,96 @@ def lags(beside: Tab, seconds: float) -> tuple[float, list[float]]:
     return drawn["events"] / drawn["took"] * 1000, [float(one.replace("Infinity", "inf")) for one in drawn["lags"]]
 
 
-async def cost(made: Swarm, beside: Tab, rounds: int) -> dict[tuple[str, str], list[float]]:
-    """The processor time of each kind of process for a turn (milliseconds), for each side, round by round."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+#: What a side has used, of each kind of process: kernels' in milliseconds of a turn, "door" and "browser" of a second.
+Spent = dict[str, float]
+#: Whether each process had its core, a view, and whether it was the other swarm's.
+Side = tuple[bool, str, bool]
+
+
+async def cost(made: Swarm, other: Swarm, beside: Tab, there: Any, rounds: int) -> dict[Side, list[Spent]]:
+    """What all sides have used, round by round. `there` is the other swarm's site."""
+    found: dict[Side, list[Spent]] = defaultdict(list)
+
+    def used() -> Spent:
+        browser = sum(map(processor_time, tree(beside.driver)))
+        doors = processor_time(beside.door) + processor_time(there.pid)
+        return {**made.cpu_by_name(), "door": doors, "browser": browser, "clock": time.monotonic()}
+
+    async def works() -> None:
+        async with other.client() as client:
+            for number in count():
+                await one_turn(client, f"other-{number // 500}", f"call {CALL}")
+                await asyncio.sleep(OTHERS_S)
+
     async with made.client() as client:
-        for number in range(rounds):
-            instance = f"round-{number // PER_INSTANCE}"
-            if number % PER_INSTANCE == 0:
-                await turns(client, 3, instance)  # its agent and its jail start
-            for side in SIDES[number % 3 :] + SIDES[: number % 3]:
-                await asyncio.to_thread(beside.open, side) if side else await asyncio.to_thread(beside.does, "shut")
-                await turns(client, 2, instance)
-                await asyncio.sleep(SETTLED_S)  # what a page asks once is over
-                before = {**made.cpu_by_name(), "door": processor_time(beside.door)}
+        working = asyncio.ensure_future(works())
+        for number, pinned in product(range(rounds), VARIANTS):
+            place({*other.processes(), *tree(beside.driver), beside.door, there.pid}, made, pinned)
+            # Each side has its own: they are of one length. Their agents and jails start before all sides.
+            instances = {side: f"{number // PER_INSTANCE}-{pinned}-{at}" for at, side in enumerate(SIDES)}
+            for instance in instances.values() if number % PER_INSTANCE == 0 else ():
+                await turns(client, 3, instance)
+            first = number % len(SIDES)
+            for side in SIDES[first:] + SIDES[:first]:
+                (view, is_other), instance = side, instances[side]
+                show = partial(beside.open, view, there if is_other else None)
+                await asyncio.to_thread(show if view else partial(beside.does, "shut"))
+                await turns(client, SETTLED[number % len(SETTLED)], instance)
+                before = used()
                 await turns(client, TURNS, instance)
-                for name, seconds in {**made.cpu_by_name(), "door": processor_time(beside.door)}.items():
-                    found[side, name].append((seconds - before.get(name, 0.0)) / TURNS * 1000)
+                after = used()
+                spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
+                per = {"door": spent["clock"], "browser": spent.pop("clock")}
+                found[pinned, view, is_other].append(
+                    {name: spent[name] * 1000 / per.get(name, TURNS) for name in spent}
+                )
+                if working.done():
+                    await working  # it has failed
+        working.cancel()
     return found
+
+
+def place(others: set[int], made: Swarm, pinned: bool) -> None:
+    """Give these processes the cores but the first, and that one to the swarm and what this program has started; or, if
+    not `pinned`, all cores to all.
+    """
+    for pid in {*tree(os.getpid()), *made.processes(), *others}:
+        cores = CORES if not pinned else CORES[1:] if pid in others else CORES[:1]
+        with suppress(OSError):  # it has just ended
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), cores)
+
+
+def kernels(spent: Spent) -> float:
+    """The processor time of the kernel's processes."""
+    return sum(ms for name, ms in spent.items() if name not in ("door", "browser"))
+
+
+def told(found: dict[Side, list[Spent]]) -> bool:
+    """Print it. Whether the bound is kept."""
+    for (pinned, view, is_other), rounds in found.items():
+        means = {name: statistics.mean(spent.get(name, 0.0) for spent in rounds) for name in rounds[0]}
+        parts = ", ".join(f"{name} {ms:.2f}" for name, ms in sorted(means.items()) if ms >= 0.005)
+        where = f"{view}{' of the other swarm' * is_other}" if view else "no page"
+        print(f"{VARIANTS[pinned]}, {where}: {kernels(means):.2f} ms of a turn ({parts})")
+    kept = True
+    for (pinned, view, is_other), rounds in found.items():
+        for beside, words in ((pinned, "", False), "no page"), ((pinned, view, True), "that of the other swarm"):
+            if is_other or not view:
+                continue
+            more = [kernels(one) / kernels(two) - 1 for one, two in zip(rounds, found[beside], strict=True)]
+            low, middle, high = statistics.quantiles([*more, *more], n=4)
+            half = f"half of the rounds {low:+.1%} to {high:+.1%}"
+            print(f"{VARIANTS[pinned]}, {view} against {words}: {middle:+.1%}, {half}")
+            kept &= middle <= OPEN or pinned != max(VARIANTS) or not beside[1]
+    return kept
 
 
 def main(arguments: list[str]) -> int:
     """Print what was measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.page_live", description="The page while the swarm works.")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the events (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=20, help="of the turns (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="of the turns (default: %(default)s)")
     options = parser.parse_args(arguments)
     bad = False
     with tellers() as base, swarm(live=64, bundle=BUNDLE.replace("ENDPOINT", base)) as made:
@@ -174,19 +253,13 @@ def main(arguments: list[str]) -> int:
     bad |= late > LAG_MS or rate < RATE
     print(f"{chosen()}: {rate:,.0f} events a second; {len(found):,} pieces drawn, half of them after", end=" ")
     print(f"{statistics.median(found):.0f} ms, 99 of 100 after {late:.0f} ms, all after {max(found):.0f} ms")
-    with model_server() as base, kernel("anthropic", "process", base) as made, tab(made) as beside:
+    with model_server() as base, ExitStack() as both:
+        made = both.enter_context(kernel("anthropic", "process", base))
+        beside = both.enter_context(tab(made))
         assert beside is not None
-        spent = uvloop.run(cost(made, beside, options.rounds))
-    nobody = 0.0
-    for side in SIDES:
-        means = {name: statistics.mean(figures) for (of, name), figures in spent.items() if of == side}
-        door = means.pop("door")
-        nobody = nobody or sum(means.values())
-        more = (sum(means.values()) - nobody) / nobody
-        bad |= more > OPEN
-        parts = ", ".join(f"{name} {ms:.2f}" for name, ms in sorted(means.items()) if ms >= 0.005)
-        whole = sum(means.values())
-        print(f"{side or 'no page'}: {whole:.2f} ms of a turn ({more:+.1%}; {parts}), and of the door {door:.2f} ms")
+        other = both.enter_context(kernel("anthropic", "process", base))
+        there = both.enter_context(beside.beside(other))
+        bad |= not told(uvloop.run(cost(made, other, beside, there, options.rounds)))
     return int(bad)
 
 

@@ -111,19 +111,7 @@ class Swarm:
 
     def processes(self) -> dict[int, str]:
         """Every process of the kernel, with its name."""
-        children: dict[int, list[int]] = {}
-        names: dict[int, str] = {}
-        for entry in os.listdir("/proc"):
-            with suppress(OSError, ValueError):
-                stat = Path("/proc", entry, "stat").read_text(encoding="utf-8", errors="replace")
-                names[int(entry)] = stat[stat.index("(") + 1 : stat.rindex(")")]
-                children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
-        found, todo = {}, [self.supervisor]
-        while todo:
-            pid = todo.pop()
-            found[pid] = names.get(pid, "")
-            todo += children.get(pid, [])
-        return found
+        return tree(self.supervisor)
 
     def pid(self, name: str) -> int:
         """The process of this name."""
@@ -148,6 +136,23 @@ class Swarm:
                 rollup = Path("/proc", str(pid), "smaps_rollup").read_text(encoding="ascii")
                 total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return total / (1 << 20)
+
+
+def tree(root: int) -> dict[int, str]:
+    """A process and all that it and its children have started, each with its name."""
+    children: dict[int, list[int]] = {}
+    names: dict[int, str] = {}
+    for entry in os.listdir("/proc"):
+        with suppress(OSError, ValueError):
+            stat = Path("/proc", entry, "stat").read_text(encoding="utf-8", errors="replace")
+            names[int(entry)] = stat[stat.index("(") + 1 : stat.rindex(")")]
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+    found, todo = {}, [root]
+    while todo:
+        pid = todo.pop()
+        found[pid] = names.get(pid, "")
+        todo += children.get(pid, [])
+    return found
 
 
 def processor_time(pid: int) -> float:
