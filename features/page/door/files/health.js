@@ -21,6 +21,8 @@ const SELDOM = {
 export const seen = signal({ at: 0 });
 /** How many approvals wait. */
 export const waiting = computed(() => seen.value.approvals?.items.length ?? 0);
+/** What a person is asked by the work of a message. @param {(eventId: string | undefined) => boolean} known whether it is of that work */
+export const askedIn = (known) => seen.value.approvals?.items.find(({ eventId, rootEvent }) => known(eventId) || known(rootEvent));
 const patience = signal(false);
 /** Everything that is wrong. */
 export const wrong = computed(() => {

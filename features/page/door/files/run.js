@@ -1,9 +1,10 @@
 // One run: its waterfall over agents, live, and what is known of one span beside it.
 import { get, post } from "./api.js";
 import { count, duration, money, tokens } from "./format.js";
+import { askedIn } from "./health.js";
 import { useKey } from "./keys.js";
 import { on, useClosely } from "./live.js";
-import { State } from "./runs.js";
+import { State, WaitsForYou } from "./runs.js";
 import { Span } from "./span.js";
 import { visible, Wrong } from "./text.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./view.js";
@@ -131,10 +132,11 @@ function Legend({ rows }) {
 function Head({ found, rows }) {
   const [problem, setProblem] = useState(null);
   const first = found.turnId ? found : (found.turns?.[0] ?? {}), { total } = found;
-  const open = found.status === "running", from = rows[0]?.from ?? 0, to = rows[0]?.to ?? 0;
+  const events = useMemo(() => new Set(rows.flatMap(({ kind, node }) => (kind === "turn" ? [node.eventId] : []))), [rows]);
+  const open = found.status === "running", asked = open && askedIn((id) => events.has(id)), from = rows[0]?.from ?? 0, to = rows[0]?.to ?? 0;
   const told = [duration(found.durationMs ?? to - from), total?.turns > 1 && `${count(total.turns)} turns of ${total.agents.join(", ")}`, tokens(total), money(total?.costs)];
   return html`<div class="run-head"><h2>${visible(first.agent)}: ${visible(first.message ?? "")}</h2>
-    <p><${State} status=${found.status} code=${found.error?.code} /> ${visible(told.filter(Boolean).join(" · "))}
+    <p>${asked ? html`<${WaitsForYou} item=${asked} />` : html`<${State} status=${found.status} code=${found.error?.code} />`} ${visible(told.filter(Boolean).join(" · "))}
     ${found.leftOut > 0 && html` <b class="warn">${count(found.leftOut)} more turns are not shown</b>`}
     ${found.turnId && found.parentSpanId && html` <a href=${`#/run/${found.traceId}`}>The whole run</a>`}
     ${open && html` <button onClick=${() => stop(first).catch(setProblem)}>Stop</button>`}</p><${Wrong} problem=${problem} /><${Legend} rows=${rows} /></div>`;

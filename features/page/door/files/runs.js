@@ -1,6 +1,7 @@
 // The runs, newest first. What is filtered stands in the address.
 import { get, read } from "./api.js";
 import { count, duration, money, time, tokens } from "./format.js";
+import { askedIn } from "./health.js";
 import { useKey } from "./keys.js";
 import { on } from "./live.js";
 import { visible, Wrong } from "./text.js";
@@ -159,12 +160,16 @@ export function State({ status, code }) {
   return html`<span class=${good ? "good" : open ? "run-open" : "bad"}>${good ? "✓" : open ? "●" : "✗"} ${visible(code ?? status)}</span>`;
 }
 
+/** Instead of the state of what runs: that it waits for who looks. */
+export const WaitsForYou = ({ item }) => html`<a class="run-asks" href=${`#/inbox/${encodeURIComponent(item.code)}`}>◷ waits for you</a>`;
+
 function Line({ row, turn, alone }) {
+  const asked = turn?.status === "running" && askedIn((id) => id === row.eventId);
   const { total } = turn ?? {}, agents = total?.agents ?? [], part = !alone && total?.turns >= ADDED;
-  return html`<a class="run-line" tabindex="-1" href=${`#/run/${encodeURIComponent(row.id)}`}><span>${turn && html`<${State} status=${turn.status} code=${turn.error?.code} />`}</span>
+  return html`<a class="run-line" tabindex="-1" href=${`#/run/${encodeURIComponent(row.id)}`}><span>${turn && !asked && html`<${State} status=${turn.status} code=${turn.error?.code} />`}</span>
     <b>${visible(turn?.message ?? "")}</b><span>${turn && duration(turn.durationMs)}</span>
     <small>${time(row.at)} · ${visible(row.agent)}/${visible(row.instance)}${agents.length > 1 && ` with ${agents.length - 1} more`}</small>
-    <small title=${alone ? "of this turn" : "of the whole run"}>${part && "at least "}${total && [tokens(total), money(total.costs)].filter(Boolean).join(" · ")}</small></a>`;
+    <small title=${alone ? "of this turn" : "of the whole run"}>${part && "at least "}${total && [tokens(total), money(total.costs)].filter(Boolean).join(" · ")}</small></a>${asked && html`<${WaitsForYou} item=${asked} />`}`;
 }
 
 export default function Runs({ query }) {

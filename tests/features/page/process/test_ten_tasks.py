@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pytest
+
 from tests.features.page.browser import Site
 from tests.features.page.lived import DENIED, PUSH, SLOW_S, call, tell
 from tests.kernel_fixture import wait_until
@@ -57,6 +59,31 @@ def test_who_waits_for_me(swarm: Site) -> None:
     assert "guard/default" in done(
         swarm, 'return reads("guard/default", "section[aria-label=\\"Wait for a person\\"]");'
     )
+
+
+@pytest.mark.feature("approvals")
+def test_which_run_waits_for_me(swarm: Site) -> None:
+    told = done(
+        swarm,
+        """
+        await press("2");
+        await reads("git push");
+        const link = await page.waitForSelector(".run-asks");
+        const row = await link.evaluate((one) => one.parentElement.innerText);
+        const findings = await it.findings(page);
+        await page.focus(".rows");
+        await click(it.args.push);
+        await reads("waits for a person");
+        const head = await page.$eval(".run-head p", (one) => one.innerText);
+        await click("waits for you");
+        return { row, head, findings, item: await reads("bash__exec", ".inbox-item"), url: page.url() };
+        """,
+        push=PUSH,
+    )
+    assert "waits for you" in told["row"] and "running" not in told["row"] and PUSH in told["row"]
+    assert "waits for you" in told["head"] and "running" not in told["head"]
+    assert "/inbox/" in told["url"] and "bash__exec" in told["item"]
+    assert told["findings"] == []
 
 
 def test_why_was_this_slow(swarm: Site) -> None:
