@@ -25,6 +25,7 @@ def routes(swarm: Swarm) -> list[Way | Operation]:
         Operation("live", "GET", "/live", "look", "What happens.", live.stream, query=Wish),
         Operation("listRuns", "GET", "/runs", "look", "Runs.", looking.runs, query=looking.Runs),
         Operation("getRuns", "POST", "/runs/details", "look", "Turns.", looking.details, body=looking.Details),
+        Operation("getSwarm", "GET", "/swarm", "look", "Which swarm it is.", looking.swarm),
         Operation("listLines", "GET", "/logs", "look", "Lines of logs.", looking.lines, query=looking.Lines),
         *granting.OPERATIONS,
         *turns.OPERATIONS,

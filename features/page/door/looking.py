@@ -78,6 +78,11 @@ def runs(asked: Asked) -> dict[str, Any]:
     return {"rows": told, "before": page[0] if end > wanted.limit else None, "total": len(numbers)}
 
 
+def swarm(asked: Asked) -> dict[str, str]:
+    """Which swarm it is: the path of its bundle."""
+    return {"bundle": asked.swarm.place.bundle}
+
+
 def details(asked: Asked) -> dict[str, list[Trace]]:
     """Turns without their steps, with what has been used."""
     state_dir, body = asked.swarm.state_dir, asked.body

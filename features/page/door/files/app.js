@@ -1,10 +1,11 @@
 // The page: routes, navigation, the list of keys, and a wall around each view.
+import { get } from "./api.js";
 import { visible, Wrong } from "./text.js";
 import { begin as beginHealth, trouble, waiting } from "./health.js";
 import { keys, useKey } from "./keys.js";
 import { begin as beginLive } from "./live.js";
 import * as session from "./session.js";
-import { Component, html, render, signal, useEffect, useRef, useState } from "./view.js";
+import { Component, effect, html, render, signal, useEffect, useRef, useState } from "./view.js";
 
 /** The views by the first part of a route. Those with a label stand in the navigation. */
 const VIEWS = {
@@ -28,6 +29,11 @@ function parse(fragment) {
 
 const route = signal(parse(""));
 const problem = signal(null);
+/** The path of the bundle, by which a person tells tabs of two swarms from each other. */
+const bundle = signal("");
+effect(() => { if (session.looking.value) get("/page/api/swarm").then((said) => { bundle.value = visible(said.bundle); }, () => {}); });
+/** Its folder, and its file if that has a name of its own. */
+const nameOf = (path) => path.split("/").filter(Boolean).slice(-2).join("/").replace(/\/goondan\.ya?ml$/, "");
 
 /** An error of a view: one line, and the rest works. */
 class Wall extends Component {
@@ -55,6 +61,7 @@ function Navigation() {
   const { name } = route.value, here = VIEWS[name].part ?? name;
   return html`<nav aria-label="Views"><ul>${LISTED.map((one, index) => html`<li key=${one}>
     <${Link} name=${one} number=${index + 1} current=${one === here} /></li>`)}</ul>
+    ${bundle.value && html`<b class="swarm" title=${bundle.value}>${nameOf(bundle.value)}</b>`}
     <button class="keys" aria-label="Keys" title="Keys" onClick=${() => { listed.value = true; }}>?</button></nav>`;
 }
 
@@ -115,9 +122,6 @@ function Door() {
 
 function Page() {
   const { name, path, query } = route.value, main = useRef(null);
-  useEffect(() => {
-    document.title = `${waiting.value ? `(${waiting.value}) ` : ""}${VIEWS[name].label} · Goondan`;
-  });
   if (!session.looking.value) return html`<${Door} />`;
   return html`<a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>Skip to content</a>
     <header><${Navigation} />${trouble.value && html`<p class="trouble" role="status"><a href=${trouble.value.href ?? "#/now"}>${visible(trouble.value.text)}</a></p>`}</header>
@@ -136,5 +140,9 @@ session.begin().catch((error) => { problem.value = error; }).then(() => {
   route.value = parse(location.hash);
   beginLive();
   beginHealth();
+  effect(() => {
+    const name = bundle.value && `${nameOf(bundle.value)} · `;
+    document.title = `${waiting.value ? `(${waiting.value}) ` : ""}${VIEWS[route.value.name].label} · ${name}Goondan`;
+  });
   render(html`<${Page} />`, document.body);
 });

@@ -227,6 +227,9 @@ def test_keys_go_everywhere_and_are_listed_and_none_fires_while_somebody_types(p
     told = page.see(
         """
         const said = { routes: [] };
+        await page.waitForSelector(".swarm");
+        await it.settled(page);
+        said.swarm = [await page.title(), ...await page.$eval(".swarm", (one) => [one.innerText, one.title])];
         for (const key of "23451") {
           await page.keyboard.press(key);
           await it.settled(page);
@@ -252,6 +255,8 @@ def test_keys_go_everywhere_and_are_listed_and_none_fires_while_somebody_types(p
         return said;
         """
     )
+    bundle = page.kernel.home / "goondan.yaml"
+    assert told["swarm"] == [f"Now · {bundle.parent.name} · Goondan", bundle.parent.name, str(bundle)], "which it is"
     assert told["routes"] == ["#/runs", "#/inbox", "#/talk", "#/cost", "#/now"]
     assert {"1", "2", "3", "4", "5", "?", "Esc"} <= set(told["keys"])
     assert told["findings"] == []
