@@ -84,6 +84,12 @@ function Model({ row, text }) {
     <${Part} name="Text"><${Folded} text=${text ?? (number < 0 ? "" : textIn(answer))} /><//>${reasoning && html`<${Part} name="Reasoning"><${Folded} text=${reasoning} /><//>`}`;
 }
 
+/** Who refuses, in words; of others there is the name of the feature. */
+const REFUSED = {
+  grant: "Refused by the sandbox, because nobody has granted this to the tool", catalog: "Refused, because the tool is not among those of this step",
+  rule: "Refused by a rule of the bundle", person: "Refused by a person", extension: "Refused by an extension",
+};
+
 /** What was refused, and the line that would allow it. Which package a tool is of is in no trace: the person says it. */
 function Refused({ refused, tool }) {
   const [state, setState] = useState({});
@@ -91,7 +97,7 @@ function Refused({ refused, tool }) {
     event.preventDefault();
     post("/page/api/grants", { tool: event.currentTarget.elements.tool.value.trim() }).then((granted) => setState({ granted }), (problem) => setState({ problem }));
   };
-  return html`<div class="run-refused"><b>Refused by ${visible(refused.by)}</b>: ${visible(refused.message)}<p>To allow it: <${Copy} text=${refused.allow} /></p>
+  return html`<div class="run-refused"><b>${Object.hasOwn(REFUSED, refused.by) ? REFUSED[refused.by] : `Refused by ${visible(refused.by)}`}</b>: ${visible(refused.message)}<p>To allow it: <${Copy} text=${refused.allow} /></p>
     ${refused.by === "grant" && html`<form onSubmit=${grant}><label>A tool of a package gets what it asks for: <input name="tool" required placeholder=${`@owner/package/${tool.split("__")[0]}`} /></label>
       <button>Grant</button> <span role="status">${state.granted && `${visible(state.granted.tool)} gets it from the next start on`}</span></form>`}<${Wrong} problem=${state.problem} /></div>`;
 }

@@ -32,7 +32,7 @@ function List({ chosen, loaded }) {
   const row = (index) => {
     const { agent, instanceKey: key, status, written } = rows[index];
     if (key === undefined) return html`<div class="talk-agent"><b>${visible(agent)}</b> <a href=${hash(agent, newKey())} aria-label="New conversation with ${agent}">New</a></div>`;
-    return html`<a class="talk-key" href=${hash(agent, key)} aria-current=${placeOf(agent, key) === chosen ? "page" : undefined}>${visible(key)} <small>${status === "running" ? "awake" : ago(written)}</small></a>`;
+    return html`<a class="talk-key" href=${hash(agent, key)} aria-current=${placeOf(agent, key) === chosen ? "page" : undefined}>${visible(key)} <small>${status === "running" ? "in memory" : ago(written)}</small></a>`;
   };
   return html`<section class="talk-list" aria-label="Conversations"><input type="search" placeholder="Find a conversation" aria-label="Find a conversation" value=${wanted} onInput=${(event) => want(event.currentTarget.value)} />
     <${Wrong} problem=${loaded.problem} /><${Rows} count=${rows.length} height=${34} row=${row} label="Conversations"

@@ -104,7 +104,7 @@ def test_a_denied_connection_stands_with_what_would_allow_it(page: Site) -> None
     assert told["copied"].startswith("Grant it: spec.sandbox.network: {allow: ['127.0.0.1:9']}")
     assert f"To allow it: {told['copied']}" in told["panel"]
     assert "Denied\n127.0.0.1:9" in told["panel"], "the receipt"
-    assert "Refused by grant" in told["panel"]
+    assert "Refused by the sandbox, because nobody has granted this to the tool: " in told["panel"]
     assert "/span/" in told["url"], "a span has an address"
     steps = OPEN + 'await page.waitForSelector(".run-refused"); return text(".run-panel h2");'
     again = page.see(steps, to=told["url"][told["url"].index("#") :])
