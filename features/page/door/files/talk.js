@@ -3,7 +3,7 @@ import { get, post, Problem, save } from "./api.js";
 import { ago, bytes } from "./format.js";
 import { useKey } from "./keys.js";
 import { on, useClosely } from "./live.js";
-import { acting } from "./session.js";
+import { acting, askToAct } from "./session.js";
 import { Asked, Said, Turn, turnsOf } from "./talk_turn.js";
 import { beat, found, listed, placeOf, review, Run, runsOf, show } from "./talking.js";
 import { visible, Wrong } from "./text.js";
@@ -12,6 +12,8 @@ import { html, useEffect, useLoaded, useMemo, useRef, useState } from "./view.js
 
 const PAGE = 50, TRACES = 20, MAX_FILES = 16, MAX_BYTES = 20 << 20;
 const KINDS = ["image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"];
+/** What gdn ui prints: it opens the page, and no model is to see it. */
+const CODE = /^[a-z2-9]{4}(-[a-z2-9]{4}){2}$/;
 /** So long after something was heard of a turn of others it is looked for; and after the end of one, the list (ms). */
 const SOON_MS = 200, LIST_MS = 1000;
 /** What is written and not sent: text and files, by conversation. @type {Map<string, {text: string, files: any[]}>} */
@@ -108,6 +110,11 @@ function Composer({ agent, instance, send, notice }) {
   const submit = async (event) => {
     event.preventDefault();
     if (!draft.text.trim() && !draft.files.length) return;
+    if (CODE.test(draft.text.trim())) {
+      write({ text: "" });
+      setProblem(new Problem({ detail: "This is a code, so it was not sent to the agent", suggestion: "a code goes into the dialog that asks for it; with a word beside it, it is a message" }));
+      return acting.value ? undefined : askToAct();
+    }
     setProblem(null), write(NOTHING);
     await send(draft).catch((error) => (setProblem(error), write(draft)));
   };

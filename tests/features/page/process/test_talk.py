@@ -127,6 +127,28 @@ def test_calls_are_shown_as_they_run_and_the_turn_is_stopped(page: Site, model: 
     assert page.ask("/api/v1/traces?agent=writer&instance=stops")["traces"][0]["finishReason"] == "cancelled"
 
 
+def test_a_code_that_is_written_to_an_agent_is_not_sent(page: Site) -> None:
+    steps = """
+    await open("main", "coded");
+    await say(` ${it.args.code}`);
+    await page.waitForSelector("dialog[open] input:focus");
+    const asked = [await draft(), (await all("innerText", ".talk-write .wrong"))[0]];
+    await act();
+    await page.waitForFunction(() => !document.querySelector("dialog"));
+    await say(it.args.code);
+    await until("not sent", ".talk-write .wrong");
+    const [empty, again] = [await draft(), await page.$("dialog") === null];
+    await say(`${it.args.code} it is`);
+    await over(1);
+    return { asked, empty, again, wrong: await page.$(".talk-write .wrong") === null };
+    """
+    seen = do(page, steps)
+    assert seen["asked"][0] == "" and "This is a code, so it was not sent" in seen["asked"][1]
+    assert (seen["empty"], seen["again"], seen["wrong"]) == ("", True, True)
+    (one, _) = said(page, "main", "coded")
+    assert one.endswith(" it is")
+
+
 @EDITS
 def test_the_last_turn_is_taken_back_and_its_text_is_there_to_be_sent_again(page: Site) -> None:
     steps = """
