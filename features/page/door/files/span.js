@@ -2,8 +2,8 @@
 import { get, post } from "./api.js";
 import { duration, money, time, tokens } from "./format.js";
 import { State } from "./runs.js";
-import { Folded, Json, visible, Wrong } from "./text.js";
-import { html, useEffect, useLoaded, useState } from "./view.js";
+import { Folded, Json, Kept, visible, Wrong } from "./text.js";
+import { html, useLoaded, useState } from "./view.js";
 import { usedBy } from "./waterfall.js";
 
 /** The log lines of a span are looked for so much before and behind it (ms): a step is noted a moment later. */
@@ -33,22 +33,7 @@ function Short({ text }) {
   return typeof value === "string" ? html`<${Folded} text=${value} />` : html`<${Json} value=${value} />`;
 }
 
-/** A picture of a conversation, or the name of another file. */
-function File({ file, turn }) {
-  const [address, setAddress] = useState("");
-  const name = file.name ?? file.mediaType;
-  useEffect(() => {
-    let made = "", gone = false;
-    const { agent, instanceKey: instance } = turn;
-    if (/^image\//.test(file.mediaType)) {
-      get("/page/api/files", { agent, instance, file: file.blob.file }).then((blob) => { if (!gone) setAddress(made = URL.createObjectURL(blob)); }, () => {});
-    }
-    return () => { gone = true; URL.revokeObjectURL(made); };
-  }, [file.blob.file]);
-  return address ? html`<img class="picture" alt=${visible(name)} src=${address} />` : html`<p class="soft">${visible(name)}, ${file.blob.size} bytes</p>`;
-}
-
-const Files = ({ files = [], turn }) => files.map((file) => html`<${File} key=${file.blob.file} file=${file} turn=${turn} />`);
+const Files = ({ files = [], turn }) => files.map((file) => html`<${Kept} key=${file.blob.file} file=${file} agent=${turn.agent} instance=${turn.instanceKey} />`);
 
 /** The messages of a turn that a span shows, as they are stored; none while they cannot be had. */
 function useMessages({ turn, status }, which = {}) {

@@ -135,7 +135,7 @@ function Conversation({ agent, instance }) {
   const { messages, before, traces, problem, loaded, load } = useConversation(agent, instance);
   const [notice, setNotice] = useState(""), [wrong, setWrong] = useState(null);
   listed.value;
-  const runs = runsOf(place), turns = useMemo(() => turnsOf(messages), [messages]), byTurn = new Map(traces.map((one) => [one.turnId, one]));
+  const runs = runsOf(place), turns = useMemo(() => turnsOf(messages, { agent, instance }), [messages]), byTurn = new Map(traces.map((one) => [one.turnId, one]));
   const stick = () => { if (sticks.current) log.current.scrollTop = log.current.scrollHeight; };
   useClosely(true);
   useEffect(() => {
@@ -186,7 +186,7 @@ function Conversation({ agent, instance }) {
   });
   return html`<section class="talk-one" aria-label="Conversation"><div class="talk-head"><a class="talk-back" href="#/talk">All</a> <h2>${visible(agent)} / ${visible(instance)}</h2>
       <button onClick=${fork()} disabled=${!messages.length}>Fork</button> <button onClick=${exported} disabled=${!messages.length}>Export</button></div>
-    <div class="talk-log" ref=${log} onScroll=${({ currentTarget: at }) => { sticks.current = at.scrollHeight - at.scrollTop - at.clientHeight < 60; }} tabindex="0" role="log" aria-label="Messages">
+    <div class="talk-log" ref=${log} onScroll=${({ currentTarget: at }) => { sticks.current = at.scrollHeight - at.scrollTop - at.clientHeight < 60; }} onLoadCapture=${stick} tabindex="0" role="log" aria-label="Messages">
       ${before !== null && html`<button onClick=${() => load(before)}>Earlier messages</button>`}
       ${turns.map((turn, index) => html`<${Turn} key=${turn.id || index} turn=${turn} trace=${byTurn.get(turn.id)} fork=${(step) => fork({ turn: turn.id, step })()}
         undo=${index === turns.length - 1 && turn.id && !runs.length ? undo(turn) : null} />`)}

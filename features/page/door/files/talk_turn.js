@@ -1,6 +1,6 @@
 // How a turn of a conversation is read and drawn: what was asked, what the model thought, called and said.
 import { bytes, time } from "./format.js";
-import { Folded, Json, visible } from "./text.js";
+import { Folded, Json, Kept, visible } from "./text.js";
 import { html, useState } from "./view.js";
 
 /** A longer text is folded, and has no paragraphs (characters). */
@@ -34,18 +34,20 @@ export function blocks(text) {
 
 /**
  * The turns of messages as they are stored, in order. A turn has `id`, `items` and `whole`: its first message is among
- * them, so its steps can be counted.
+ * them, so its steps can be counted. Each file gets its `place`.
+ * @param {any[]} messages
+ * @param {{agent: string, instance: string}} of the conversation
  */
-export function turnsOf(messages) {
-  const turns = [];
+export function turnsOf(messages, of) {
+  const turns = [], placed = (files) => (files ?? []).map((file) => ({ ...file, place: of }));
   for (const { id, data = {}, source = {}, metadata = {}, createdAt } of messages) {
     const [, name, place] = OWN.exec(id) ?? [];
     let turn = turns.at(-1);
     if (!turn || (name && name !== turn.id)) turns.push(turn = { id: name ?? "", items: [], whole: place === "0", steps: 0, at: createdAt });
     if (data.role === "tool") {
-      for (const { toolCallId, toolName, result = {}, files = [] } of data.content ?? []) {
+      for (const { toolCallId, toolName, result = {}, files } of data.content ?? []) {
         const call = turn.items.flatMap(({ calls = [] }) => calls).findLast((one) => one.id === toolCallId && !one.state);
-        const state = result.status === "ok" ? "done" : result.error?.code ?? "failed", told = { state, result, files };
+        const state = result.status === "ok" ? "done" : result.error?.code ?? "failed", told = { state, result, files: placed(files) };
         if (call) Object.assign(call, told);
         else turn.items.push({ id, calls: [{ id: toolCallId, name: toolName, ...told }] });
       }
@@ -56,7 +58,7 @@ export function turnsOf(messages) {
         id, calls, step: /^\d+$/.test(place) ? ++turn.steps : 0, reasoning: metadata.reasoning, cutOff: metadata.cutOff,
         text: parts.filter(({ type }) => type === "text").map(({ text }) => text).join(""),
       });
-    } else turn.items.push({ id, asked: true, text: String(data.content ?? ""), files: data.files ?? [], by: source.type === "user" ? "" : source.name ?? source.type });
+    } else turn.items.push({ id, asked: true, text: String(data.content ?? ""), files: placed(data.files), by: source.type === "user" ? "" : source.name ?? source.type });
   }
   return turns;
 }
@@ -69,10 +71,11 @@ export function Prose({ text }) {
     : html`<p key=${index} dir="auto">${visible(one.text)}</p>`));
 }
 
+/** A file that is stored, or one that is on its way. */
 function File({ file }) {
-  const { name, mediaType, type, size, blob, url } = file, kind = mediaType ?? type;
-  const told = `${visible(name ?? "a file")}, ${visible(kind)}, ${bytes(size ?? blob?.size ?? 0)}`;
-  return url && /^image\//.test(kind) ? html`<img class="picture" src=${url} alt=${told} />` : html`<small class="talk-file">📎 ${told}</small>`;
+  if (file.blob) return html`<${Kept} file=${file} ...${file.place} />`;
+  const told = `${visible(file.name)}, ${visible(file.type)}, ${bytes(file.size)}`;
+  return /^image\//.test(file.type) ? html`<img class="picture" src=${file.url} alt=${told} />` : html`<small>📎 ${told}</small>`;
 }
 
 /** What somebody has said to the agent. */

@@ -1,7 +1,7 @@
 // What comes from models, tools and names. All of it becomes text nodes, and nothing in it moves what stands beside it.
-import { save } from "./api.js";
+import { get, save } from "./api.js";
 import { bytes } from "./format.js";
-import { html, useState } from "./view.js";
+import { html, useEffect, useRef, useState } from "./view.js";
 
 /** Characters that are not seen or that move others: controls but tab and newline, marks and overrides of direction,
  * what has no width, tags, and halves of pairs. Joiners stay: scripts and emoji need them. */
@@ -86,6 +86,24 @@ export function Json({ value, depth = 0 }) {
   if (typeof value === "string") return html`<${Text} value=${value} />`;
   if (value !== null && typeof value === "object") return html`<span class="json"><${Many} value=${value} depth=${depth} /></span>`;
   return html`<span class="json-word">${String(value)}</span>`;
+}
+
+/** A file that stands in a conversation: a picture is shown, once a person comes to where it is; of others the name. */
+export function Kept({ file, agent, instance }) {
+  const [address, setAddress] = useState(""), place = useRef(null);
+  const { name, mediaType, blob } = file, told = `${visible(name ?? "a file")}, ${visible(mediaType)}, ${bytes(blob.size ?? 0)}`;
+  useEffect(() => {
+    let made = "", gone = false;
+    const show = (found) => { if (!gone) setAddress(made = URL.createObjectURL(found)); };
+    const watch = new IntersectionObserver((seen) => {
+      if (!seen.some((one) => one.isIntersecting)) return;
+      watch.disconnect();
+      get("/page/api/files", { agent, instance, file: blob.file }).then(show, () => {});
+    });
+    if (/^image\//.test(mediaType)) watch.observe(place.current);
+    return () => { gone = true; watch.disconnect(); URL.revokeObjectURL(made); };
+  }, [blob.file]);
+  return address ? html`<img class="picture" alt=${told} src=${address} />` : html`<small ref=${place} class="soft">📎 ${told}</small>`;
 }
 
 /** One line about what went wrong. @param {{problem: any}} props a Problem, or an error of the page itself */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ kind: Agent
 metadata: {name: writer}
 spec: {modelConfig: {modelRef: Model/gated}, tools: [Tool/bash]}
 """
+#: A picture of one dot.
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
 #: Steps can use these. A message goes to the conversation that is shown.
 PRELUDE = """
 const all = (what, within) => page.$$eval(within, (found, what) => found.map((one) => one[what]), what);
@@ -229,7 +232,7 @@ def test_a_conversation_is_given_out_whole(page: Site) -> None:
 
 def test_pictures_are_chosen_pasted_and_dropped(page: Site, tmp_path: Path) -> None:
     picture = tmp_path / "one.png"
-    picture.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
+    picture.write_bytes(b64decode(DOT))
     (tmp_path / "two.txt").write_text("no picture")
     steps = """
     await open("main", "files");
@@ -256,12 +259,26 @@ def test_pictures_are_chosen_pasted_and_dropped(page: Site, tmp_path: Path) -> N
     await say("look");
     await act();
     await over(1);
-    return { log: await log(), left: (await page.$$(".talk-files li")).length };
+    const left = (await page.$$(".talk-files li")).length;
+    const pictures = async () => {
+      const shown = (count) => document.querySelectorAll(".talk-turn img[src^='blob:']").length === count;
+      await page.waitForFunction(shown, {}, 2);
+      return all("alt", ".talk-turn img");
+    };
+    const here = await pictures();
+    await page.evaluate(() => { location.hash = "#/talk"; });
+    await page.waitForFunction(() => !document.querySelector(".talk-turn"));
+    await open("main", "files");
+    const later = await pictures();
+    const width = await page.$eval(".talk-turn img", (one) => one.decode().then(() => one.naturalWidth));
+    return { here, later, width, left, bad: await it.findings(page) };
     """
     seen = do(page, steps, picture=str(picture))
     (asked, _) = page.ask("/api/v1/agents/main/conversation?instance=files")["messages"]
     assert [file["name"] for file in asked["data"]["files"]] == ["one.png", "dropped.png"]
-    assert "one.png, image/png, 48 B" in seen["log"]
+    assert seen["width"] == 1, "it is drawn"
+    assert seen["here"] == seen["later"] == ["one.png, image/png, 68 B", "dropped.png, image/png, 48 B"], "as pictures"
+    assert seen["bad"] == []
     assert seen["left"] == 0
 
 
