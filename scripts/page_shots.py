@@ -125,7 +125,7 @@ def main() -> int:
     INTO.mkdir(exist_ok=True)
     total = 0
     with sandbox((EXAMPLE / "goondan.yaml").read_text(), {"GOONDAN_REPLAY": str(EXAMPLE / "refund.jsonl")}) as kernel:
-        copytree(EXAMPLE / "tools", kernel.home / "tools")
+        kernel.here = copytree(EXAMPLE, kernel.home / EXAMPLE.name)  # the head names the folder
         with door(kernel, chromium) as page:
             run = asked(page)
             for name, (route, size, dark) in SHOTS.items():
