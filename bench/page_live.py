@@ -149,7 +149,8 @@ def lags(beside: Tab, seconds: float) -> tuple[float, list[float]]:
     return drawn["events"] / drawn["took"] * 1000, [float(one.replace("Infinity", "inf")) for one in drawn["lags"]]
 
 
-#: What a side has used, of each kind of process: kernels' in milliseconds of a turn, "door" and "browser" of a second.
+#: Processor time of a side (milliseconds): "kernel" of a turn, "doors" and "browser" of a second. The kernel's are
+#: told together: what an agent that has ended took is its parent's.
 Spent = dict[str, float]
 #: Whether each process had its core, a view, and whether it was the other swarm's.
 Side = tuple[bool, str, bool]
@@ -162,7 +163,7 @@ async def cost(made: Swarm, other: Swarm, beside: Tab, there: Any, rounds: int) 
     def used() -> Spent:
         browser = sum(map(processor_time, tree(beside.driver)))
         doors = processor_time(beside.door) + processor_time(there.pid)
-        return {**made.cpu_by_name(), "door": doors, "browser": browser, "clock": time.monotonic()}
+        return {"kernel": made.cpu(), "doors": doors, "browser": browser, "clock": time.monotonic()}
 
     async def works() -> None:
         async with other.client() as client:
@@ -187,11 +188,8 @@ async def cost(made: Swarm, other: Swarm, beside: Tab, there: Any, rounds: int) 
                 before = used()
                 await turns(client, TURNS, instance)
                 after = used()
-                spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
-                per = {"door": spent["clock"], "browser": spent.pop("clock")}
-                found[pinned, view, is_other].append(
-                    {name: spent[name] * 1000 / per.get(name, TURNS) for name in spent}
-                )
+                per = dict.fromkeys(after, after["clock"] - before["clock"]) | {"kernel": TURNS}
+                found[pinned, *side].append({name: (after[name] - before[name]) * 1000 / per[name] for name in after})
                 if working.done():
                     await working  # it has failed
         working.cancel()
@@ -209,24 +207,19 @@ def place(others: set[int], made: Swarm, pinned: bool) -> None:
                 os.sched_setaffinity(int(thread), cores)
 
 
-def kernels(spent: Spent) -> float:
-    """The processor time of the kernel's processes."""
-    return sum(ms for name, ms in spent.items() if name not in ("door", "browser"))
-
-
 def told(found: dict[Side, list[Spent]]) -> bool:
     """Print it. Whether the bound is kept."""
     for (pinned, view, is_other), rounds in found.items():
-        means = {name: statistics.mean(spent.get(name, 0.0) for spent in rounds) for name in rounds[0]}
-        parts = ", ".join(f"{name} {ms:.2f}" for name, ms in sorted(means.items()) if ms >= 0.005)
+        ms, *others = (statistics.mean(one[name] for one in rounds) for name in ("kernel", "doors", "browser"))
         where = f"{view}{' of the other swarm' * is_other}" if view else "no page"
-        print(f"{VARIANTS[pinned]}, {where}: {kernels(means):.2f} ms of a turn ({parts})")
+        print(f"{VARIANTS[pinned]}, {where}: {ms:.2f} ms of a turn", end="; ")
+        print("doors {:.0f} and browser {:.0f} ms of a second".format(*others))
     kept = True
     for (pinned, view, is_other), rounds in found.items():
         for beside, words in ((pinned, "", False), "no page"), ((pinned, view, True), "that of the other swarm"):
             if is_other or not view:
                 continue
-            more = [kernels(one) / kernels(two) - 1 for one, two in zip(rounds, found[beside], strict=True)]
+            more = [one["kernel"] / two["kernel"] - 1 for one, two in zip(rounds, found[beside], strict=True)]
             low, middle, high = statistics.quantiles([*more, *more], n=4)
             half = f"half of the rounds {low:+.1%} to {high:+.1%}"
             print(f"{VARIANTS[pinned]}, {view} against {words}: {middle:+.1%}, {half}")
