@@ -1,4 +1,4 @@
-"""The gate before all ways of a door: an ASGI application that judges a request, finds its way and bounds its body.
+"""The gate before all ways of a door: it judges a request, finds its way, an ASGI application, and bounds its body.
 
 A way says the role that it needs and how large its body may be. What it raises is answered in the form of its prefix:
 a problem document, if the feature whose way it is has no form of its own. A request that cannot be answered any more
