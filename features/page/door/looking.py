@@ -79,8 +79,9 @@ def runs(asked: Asked) -> dict[str, Any]:
 
 
 def swarm(asked: Asked) -> dict[str, str]:
-    """Which swarm it is: the path of its bundle."""
-    return {"bundle": asked.swarm.place.bundle}
+    """Which swarm it is: the path of its bundle. Who sees some agents only has its last two parts."""
+    path: str = asked.swarm.place.bundle
+    return {"bundle": path if "*" in asked.caller.agents else "/".join(path.split("/")[-2:])}
 
 
 def details(asked: Asked) -> dict[str, list[Trace]]:

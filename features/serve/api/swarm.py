@@ -224,9 +224,8 @@ class Swarm:
         self._turns: dict[str, Turn] = {}
         #: Those who hear what happens in it.
         self.onlookers = Onlookers(self.session)
-        self._watched: dict[
-            str, tuple[Turn, asyncio.Event]
-        ] = {}  # turns that were not begun here; what is set at the end
+        # Turns that were not begun here, by their events, and what is set at their ends.
+        self._watched: dict[str, tuple[Turn, asyncio.Event]] = {}
         self._agents: tuple[float, list[AgentRow]] | None = None
         self._ended: dict[str, None] = {}  # the turns that are over, the oldest first
         self._tasks: set[asyncio.Task[None]] = set()

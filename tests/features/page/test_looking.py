@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from goondan.features.page.door.looking import Details, Lines, Runs, details, lines, runs
+from goondan.features.page.door.looking import Details, Lines, Runs, details, lines, runs, swarm
 from goondan.kernel.cli.operations import Asked
 from goondan.kernel.cli.rules.callers import Caller
 from goondan.kernel.traces.rules.turn import ModelCall, Step, Trace
@@ -150,3 +150,9 @@ def test_lines_are_of_the_agent_and_of_the_tools_of_its_instance(tmp_path: Path)
     assert lines(asked(tmp_path, MAIN, Lines("main", "other", 0, 1e15)))[0]["text"] == "own"
     with refuses("E_FORBIDDEN"):
         lines(asked(tmp_path, MAIN, Lines("secret", "k", 0, 1e15)))
+
+
+def test_who_sees_some_agents_only_does_not_hear_where_the_bundle_is() -> None:
+    there: Any = SimpleNamespace(place=SimpleNamespace(bundle="/home/ann/work/shop/goondan.yaml"))
+    told = [swarm(Asked(caller, there, {}, None, None)) for caller in (ALL, MAIN)]
+    assert told == [{"bundle": "/home/ann/work/shop/goondan.yaml"}, {"bundle": "shop/goondan.yaml"}]
