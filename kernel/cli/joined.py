@@ -7,12 +7,12 @@ Source: docs/design/commands.md section 4.
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.session import Session
-from goondan.kernel.supervisor_client import has_ended
 
 
 class Joined:
@@ -27,6 +27,7 @@ class Joined:
         self._follow = follow
         self._following: asyncio.Task[None] | None = None
         self._open: tuple[Kernel, Session] | None = None
+        self._end = select.poll()  # of the kernel
         self._opening: asyncio.Task[Session] | None = None
 
     @property
@@ -34,14 +35,18 @@ class Joined:
         """The kernel of the open session."""
         return None if self._open is None else self._open[0]
 
+    def at_hand(self) -> Session | None:
+        """The open session, if there is one and its kernel lives: of its end the session hears a moment later."""
+        if self._open is None or self._open[1].over or self._end.poll(0):
+            return None
+        return self._open[1]
+
     async def session(self) -> Session:
         """The open session, or a new one. Those who need one at once wait for the same. Raises GoondanError with the
         reason why there is none.
         """
-        if self._open is not None and not self._open[1].over:
-            kernel, session = self._open
-            if not has_ended(kernel.pidfd):  # of its end the session hears a moment later
-                return session
+        if (session := self.at_hand()) is not None:
+            return session
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(self._join())
         return await asyncio.shield(self._opening)
@@ -61,7 +66,8 @@ class Joined:
         except BaseException:
             await asyncio.to_thread(kernel.finish)
             raise
-        self._open = kernel, session
+        self._open, self._end = (kernel, session), select.poll()
+        self._end.register(kernel.pidfd, select.POLLIN)
         if self._follow is not None:
             self._following = asyncio.ensure_future(self._follow(session))
         return session

@@ -38,7 +38,7 @@ class HttpServer:
         way = Way(PATH, app, ("GET", "POST", "DELETE"), max_body=MAX_BODY)
         tokens = Tokens.single(token, Caller("mcp", "operate"))
         gate = Gate([way], Names(listening.getsockname()[1]), tokens, BOUNDS)
-        self._service = HttpService(gate, listening, BOUNDS)
+        self._service = HttpService(gate.begin, listening, BOUNDS)
 
     async def serve(self) -> None:
         """Serve until cancelled."""

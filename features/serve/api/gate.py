@@ -18,12 +18,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NoReturn
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message, Scope
@@ -45,8 +47,7 @@ COME_BACK: Final = b"retry: 1000\n\n"
 _LOG: Final = logging.getLogger("goondan.door")
 #: What each answer says, unless its way has said it: it is a caller's own, and what its type says.
 _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-#: The type of the message of a way that is its whole answer, as JSON: most answers are, and leave by the shortest way.
-WHOLE: Final = "goondan.json"
+#: How most answers begin.
 _JSON_HEAD: Final = STATUS_LINE[200] + b"".join(
     [b"%b: %b\r\n" % header for header in (*_HEADERS, (b"content-type", b"application/json"))]
 )
@@ -84,6 +85,8 @@ class Way(Route):
         super().__init__(path, endpoint, methods=[*methods])
         self.methods = {*methods}  # HEAD is not served
         self.role = role
+        #: What answers is given the exchange itself, and is no ASGI application.
+        self.is_direct = False
         #: What OpenAPI says of it: fields of Operation (routing.py) by name. Empty: nothing.
         self.operation: Mapping[str, Any] = {}
         self.max_body = max_body if {*methods} - {"GET"} else 0
@@ -107,7 +110,7 @@ def _refusal_of(error: Exception) -> Refused:
 
 
 def _is_good(headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
-    is_whole = (b"content-length", b"%d" % len(body)) in headers
+    is_whole = [value for name, value in headers if name == b"content-length"] == [b"%d" % len(body)]
     return is_whole and not HEADER_VALUE_RE.search(b"".join(chain.from_iterable(headers)))
 
 
@@ -128,14 +131,17 @@ class Gate:
         who else knows a caller by a digest.
         """
         self._ways = ways
-        #: Those whose paths have no names in them, by method and path.
-        self._plain = {
+        #: What answers the request that a connection has read the head of.
+        self.begin: Callable[[Connection], Exchange] = partial(Exchange, self)
+        #: Those ways whose paths have no names in them, by method and path.
+        self.plain = {
             (method, way.path): way
             for way in reversed(ways)
             if isinstance(way, Way) and not way.param_convertors
             for method in way.methods or ()
         }
-        self._names = names
+        #: The names under which the door may be asked.
+        self.names = names
         self._forms = sorted((forms or {}).items(), key=lambda form: -len(form[0]))
         self._tokens = tokens
         self._callers = callers
@@ -146,37 +152,30 @@ class Gate:
         self.log = log
         #: How many requests of each caller are open, by its name; and what works on those that were let in.
         self.open: Counter[str] = Counter()
-        self.inside: dict[asyncio.Task[Any], _Exchange] = {}
+        self.inside: set[Exchange] = set()
         #: Nobody new is let in.
         self.ended = False
-
-    def __call__(self, connection: Connection) -> _Exchange:
-        """What answers the request that a connection has read the head of."""
-        return _Exchange(self, connection)
 
     def replace(self, tokens: Tokens) -> None:
         """From now on these are the tokens. Requests and streams whose token has gone, or says less, lose their
         connection.
         """
         self._tokens = tokens
-        for task, exchange in self.inside.items():
-            if exchange.head is None or self._known(exchange.head.digest) != exchange.head.caller:
-                task.cancel()
+        for exchange in self.inside:
+            if exchange.head is None or self.known(exchange.head.digest) != exchange.head.caller:
+                exchange.task.cancel()
 
     def end(self) -> None:
         """Let nobody new in, and end the streams."""
         self.ended = True
-        for task, exchange in self.inside.items():
+        for exchange in self.inside:
             if exchange.streams:
-                task.cancel()
+                exchange.task.cancel()
 
     # --- for exchanges
 
     def find(self, scope: Scope) -> BaseRoute:
-        """The way of a request; what its path says is put into the scope. Raises Refused 404, 405."""
-        if (plain := self._plain.get((scope["method"], scope["path"]))) is not None:
-            scope["path_params"] = {}
-            return plain
+        """The way of a request whose path has names in it; they are put into the scope. Raises Refused 404, 405."""
         allowed: set[str] = set()
         # A name in a path may have a slash, which is %2F there and parts nothing. No path has a null.
         path = unquote_to_bytes(scope["raw_path"].replace(b"%2f", b"%2F").replace(b"%2F", b"%00")).decode()
@@ -197,15 +196,8 @@ class Gate:
         """What makes the answer of an error at this path."""
         return next((form for prefix, form in self._forms if path.startswith(prefix)), problem)
 
-    def judge(self, scope: Scope) -> Head:
-        """What the head says. Raises Refused."""
-        way = self._plain.get((scope["method"], scope["path"]))
-        head = judge(scope, self._names, self._known, way is not None and way.role is None, way is not None)
-        if isinstance(head, Refusal):
-            raise refused(head.status, head.reason, head.code, head.headers)
-        return head
-
-    def _known(self, digest: bytes) -> Caller | None:
+    def known(self, digest: bytes) -> Caller | None:
+        """Who has a token with this digest."""
         for ask in (self._tokens.known, *self._callers):
             if (caller := ask(digest)) is not None:
                 if not caller.behind:
@@ -218,20 +210,23 @@ class Gate:
 _Cycle: Any = RequestResponseCycle  # its types of messages are not those of Starlette
 
 
-class _Exchange(_Cycle):  # type: ignore[misc]
+class Exchange(_Cycle):  # type: ignore[misc]
     """One request and its answer. What its way does not do at once, uvicorn's cycle does."""
 
+    #: What works on it.
+    task: asyncio.Task[Any]
     #: What its head says, when it was let in.
     head: Head | None = None
     #: Its answer is a stream of events.
     streams = False
     _way: BaseRoute | None = None
-    _most = 0  # how large the body may be
+    _most = MAX_BODY  # how large the body may be
     _held = 0  # how much of it has come
     _whole = False
     _status = 0
     _start: Message | None = None  # the head of an answer that leaves with its body
     _sent = 0
+    body: bytearray
 
     def __init__(self, gate: Gate, connection: Connection) -> None:
         whole = connection.scope, connection.transport, connection.flow
@@ -243,15 +238,13 @@ class _Exchange(_Cycle):  # type: ignore[misc]
 
     async def run_asgi(self, _app: Any) -> None:
         connection = self._connection
-        connection.task = task = asyncio.current_task()
         try:
             try:
-                self.head = head = self._gate.judge(self.scope)
-                if head.caller is not STRANGER:
-                    connection.room.let_in(connection)
-                if self._gate.ended:
-                    raise refused(503, "the door is closing", "E_LINK_CLOSED")
-                await self._let_in(head, task)
+                way: Any = self._let_in()
+                if isinstance(way, Way) and way.is_direct:
+                    await way.app(self)  # type: ignore[call-arg]
+                else:  # the method fits already
+                    await (way.app if isinstance(way, Route) else way.handle)(self.scope, self._body, self.answer)
             except Exception as error:
                 await self._refuse(_refusal_of(error))
         except asyncio.CancelledError:
@@ -266,67 +259,88 @@ class _Exchange(_Cycle):  # type: ignore[misc]
             if not self.response_complete:
                 connection.transport.close()
             self._gate.bodies -= self._held
+            if self.head is not None and self in self._gate.inside:
+                self._gate.inside.remove(self)
+                self._gate.open[self.head.caller.name] -= 1
             if self._gate.log is not None:
                 self._gate.log(msgspec.json.encode(self._line()) + b"\n")
 
-    async def _let_in(self, head: Head, task: Any) -> None:
-        gate, name = self._gate, head.caller.name
-        if gate.open[name] >= gate.bounds.open:
-            raise refused(429, f"{gate.bounds.open} requests with the token {name} are open", "E_OVERLOADED")
-        gate.open[name] += 1
-        gate.inside[task] = self
-        try:
-            self._way = way = gate.find(self.scope)
-            role: Role | None = getattr(way, "role", "operate")
-            if role is not None and not head.caller.may(role):
-                raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {name} has {head.caller.role}")
-            self._most = getattr(way, "max_body", MAX_BODY)
-            if head.length is not None and head.length > self._most:
-                self._too_large()
-            self.scope["state"] |= {"caller": head.caller, "head": head}
-            # The method fits already.
-            await (way.app if isinstance(way, Route) else way.handle)(self.scope, self._body, self._answer)
-        finally:
-            gate.open[name] -= 1
-            del gate.inside[task]
+    def _let_in(self) -> Any:
+        """The way of the request. Raises Refused, GoondanError."""
+        gate, connection, scope = self._gate, self._connection, self.scope
+        way: Any = gate.plain.get((scope["method"], scope["path"]))
+        head = judge(scope, gate.names, gate.known, way is not None and way.role is None, way is not None)
+        if isinstance(head, Refusal):
+            raise refused(head.status, head.reason, head.code, head.headers)
+        self.head, caller = head, head.caller
+        if caller is not STRANGER:
+            connection.room.let_in(connection)
+        if gate.ended:
+            raise refused(503, "the door is closing", "E_LINK_CLOSED")
+        if gate.open[caller.name] >= gate.bounds.open:
+            raise refused(429, f"{gate.bounds.open} requests with the token {caller.name} are open", "E_OVERLOADED")
+        gate.open[caller.name] += 1
+        gate.inside.add(self)
+        if way is None:
+            way = gate.find(scope)
+        else:
+            scope["path_params"] = {}
+        self._way = way
+        role: Role | None = getattr(way, "role", "operate")
+        if role is not None and not caller.may(role):
+            raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {caller.name} has {caller.role}")
+        self._most = getattr(way, "max_body", MAX_BODY)
+        if head.length is not None and head.length > self._most:
+            self._too_large()
+        scope["state"]["caller"] = caller
+        return way
 
     async def _body(self) -> Any:
         if self._whole:
             return await self.receive()
         body_s = self._gate.bounds.body_s
-        if self.more_body:
-            try:
-                async with asyncio.timeout(self._began + body_s - time.monotonic()):
-                    message = await self.receive()
-            except TimeoutError:
-                raise refused(408, f"the body did not come within {body_s:g} s") from None
-        else:  # what is here needs neither a timer nor an event
-            message = {"type": "http.request", "body": bytes(self.body), "more_body": False}
-            self.body.clear()
-            self.message_event.clear()
+        try:
+            async with asyncio.timeout(self._began + body_s - time.monotonic()):
+                message = await self.receive()
+        except TimeoutError:
+            raise refused(408, f"the body did not come within {body_s:g} s") from None
+        self._hold(len(message.get("body", b"")), message["type"] != "http.request" or not message["more_body"])
+        return message
+
+    async def read(self) -> bytearray:
+        """The whole body. Raises Refused, GoondanError E_OVERLOADED, ClientDisconnect."""
+        if not self.more_body:  # what is here needs neither a timer nor an event
+            self._hold(len(self.body), is_whole=True)
             if self.flow.read_paused:
                 self.flow.resume_reading()
-        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
-        size = len(message.get("body", b""))
+            whole: bytearray = self.body
+            self.body = bytearray()
+            return whole
+        data = bytearray()
+        while not self._whole:
+            message = await self._body()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            data += message["body"]
+        return data
+
+    def _hold(self, size: int, is_whole: bool) -> None:
+        self._whole = is_whole
         if self._held + size > self._most:
             self._too_large()
         if self._gate.bodies + size > self._gate.bounds.bodies:
             raise fail("E_OVERLOADED", "the bodies of other requests take all room")
         self._gate.bodies += size
         self._held += size
-        return message
 
     def _too_large(self) -> NoReturn:
         raise refused(413, f"a request at this path has at most {self._most} bytes")
 
-    async def _answer(self, message: Message) -> None:
+    async def answer(self, message: Message) -> None:
+        """Send a message of ASGI."""
         start, self._start = self._start, None
         body = message.get("body", b"")
-        self._sent += len(body)
-        if message["type"] == WHOLE:
-            self._status = 200
-            await self._write(b"%bcontent-length: %d\r\n" % (_JSON_HEAD, len(body)), body)
-        elif message["type"] == "http.response.start":
+        if message["type"] == "http.response.start":
             self._status = message["status"]
             headers = [*message.get("headers", ())]
             named = dict(headers)
@@ -337,22 +351,25 @@ class _Exchange(_Cycle):  # type: ignore[misc]
             else:
                 await self.send(message)
         elif start is not None and not message.get("more_body") and _is_good(start["headers"], body):
-            lines = [b"%b: %b\r\n" % header for header in start["headers"]]
-            await self._write(STATUS_LINE[self._status] + b"".join(lines), body)
+            lines = [b"%b: %b\r\n" % header for header in start["headers"] if header[0] != b"content-length"]
+            await self.write(body, STATUS_LINE[self._status] + b"".join(lines), self._status)
         else:
+            self._sent += len(body)
             if start is not None:
                 await self.send(start)
             await self.send(message)
 
-    async def _write(self, head: bytes, body: bytes) -> None:
-        """Write a whole answer in one system call, which wakes its reader once."""
+    async def write(self, body: bytes, head: bytes = _JSON_HEAD, status: int = 200) -> None:
+        """Answer with a whole body, JSON if no `head` is given, in one system call, which wakes its reader once."""
+        self._status = status
+        self._sent += len(body)
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
             return
         closing = b"" if self.keep_alive else b"connection: close\r\n"
         self.response_started, self.response_complete, self.waiting_for_100_continue = True, True, False
-        self.transport.write(b"%b%b\r\n%b" % (head, closing, body))
+        self.transport.write(b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(body), closing, body))
         self.message_event.set()
         if not self.keep_alive:
             self.transport.close()
@@ -368,7 +385,7 @@ class _Exchange(_Cycle):  # type: ignore[misc]
             answer.headers.setdefault("retry-after", "1")
         if self.head is None or not (self._whole or self.head.length == 0):
             self.keep_alive = False  # what comes behind is not read
-        await answer(self.scope, self._body, self._answer)
+        await answer(self.scope, self._body, self.answer)
 
     def _line(self) -> dict[str, Any]:
         """What the log says. It has nothing that a caller has chosen: no path, no query, no content."""

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 import uvicorn
 from msgspec import Struct
 from msgspec.structs import replace
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 #: How much may wait to be written on a connection in the system before its writers wait (bytes).
@@ -185,7 +185,8 @@ class Connection(HttpToolsProtocol):
             raise ValueError("a request names a path")
         scope, parser, before, begin = self.scope, self.parser, self.cycle, self.app
         scope["method"], scope["http_version"] = parser.get_method().decode("ascii"), parser.get_http_version()
-        scope["path"], scope["raw_path"], scope["query_string"] = unquote(path.decode("ascii")), path, query
+        name = path.decode("ascii")
+        scope["path"], scope["raw_path"], scope["query_string"] = unquote(name) if "%" in name else name, path, query
         self.headers = []  # for trailers, which nobody reads
         self.cycle = begin(self)
         if before is None or before.response_complete:
@@ -194,9 +195,19 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, begin))
 
+    def _start_asgi_task(self, cycle: Any, _app: Any) -> None:
+        self.task = cycle.task = task = self.loop.create_task(cycle.run_asgi(None))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
     def on_body(self, body: bytes) -> None:
         self._spare = min(self._spare + 8 * len(body), self._bounds.head)
-        super().on_body(body)
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
         if self.transport.is_closing():
@@ -249,10 +260,10 @@ class Connection(HttpToolsProtocol):
 
 
 class HttpService:
-    """A gate on a socket that listens: it makes what answers the request that a connection has read the head of."""
+    """HTTP on a socket that listens. `begin` makes what answers the request that a connection has read the head of."""
 
     def __init__(
-        self, gate: Callable[[Connection], RequestResponseCycle], listening: socket.socket, bounds: Bounds
+        self, begin: Callable[[Connection], RequestResponseCycle], listening: socket.socket, bounds: Bounds
     ) -> None:
         self._listening = listening
         bounds = _within_descriptors(bounds)
@@ -260,7 +271,7 @@ class HttpService:
         spoken: dict[str, Any] = {"http": protocol, "interface": "asgi3", "ws": "none", "lifespan": "off"}
         unsaid: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "date_header", "proxy_headers"), False)
         times: dict[str, Any] = {"timeout_keep_alive": bounds.idle_s, "timeout_graceful_shutdown": bounds.goodbye_s}
-        self._uvicorn = uvicorn.Server(uvicorn.Config(gate, log_config=None, **spoken, **unsaid, **times))
+        self._uvicorn = uvicorn.Server(uvicorn.Config(begin, log_config=None, **spoken, **unsaid, **times))
         # Signals are the command's.
         self._uvicorn.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 

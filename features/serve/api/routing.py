@@ -11,19 +11,18 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import Receive, Scope, Send
 
-from goondan.features.serve.api.gate import MAX_BODY, WHOLE, Way, refused
-from goondan.features.serve.api.rules.heads import Head
+from goondan.features.serve.api.gate import MAX_BODY, Exchange, Way, refused
 from goondan.features.serve.api.swarm import Swarm
 from goondan.kernel.cli import operations
 from goondan.kernel.cli.operations import PREFIX, Operation
 from goondan.schemas.wire.errors import fail
 
 JSON: Final = "application/json"
+_TYPE: Final = JSON.encode()
 
 _S = TypeVar("_S", bound=Struct)
 
@@ -42,12 +41,13 @@ def way(operation: Operation, swarm: Swarm) -> Way:
     endpoint = _Endpoint(operation, iscoroutinefunction(operation.handler), swarm)
     path, role, limit = operation.prefix + operation.path, operation.role, operation.max_body or MAX_BODY
     made = Way(path, endpoint, [operation.method], role=role, max_body=limit)
+    made.is_direct = True
     made.operation = operation._asdict() if operation.prefix == PREFIX else {}
     return made
 
 
 class _Endpoint(Struct, frozen=True):
-    """An ASGI application that answers as a row says. Around a function Starlette would put three more."""
+    """What answers an exchange as a row says."""
 
     #: The row.
     operation: Operation
@@ -56,17 +56,24 @@ class _Endpoint(Struct, frozen=True):
     #: The kernel behind the door.
     swarm: Swarm
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        operation, head = self.operation, scope["state"]["head"]
+    async def __call__(self, exchange: Exchange) -> None:
+        operation, head, scope = self.operation, exchange.head, exchange.scope
+        assert head is not None
         query = None if operation.query is None else _query(operation.query, Request(scope))
-        body = None if operation.body is None else await _body(operation.body, head, receive)
+        body = None
+        if operation.body is not None:
+            kind = head.headers.get(b"content-type", b"")
+            # A page of a stranger cannot say this type without being asked for leave.
+            if kind != _TYPE and kind.partition(b";")[0].strip().lower() != _TYPE:
+                raise refused(415, f"a body is {JSON}, and its head says so")
+            body = _decoded(operation.body, await exchange.read())
         asked = operations.Asked(head.caller, self.swarm, scope["path_params"], query, body, head.headers, head.digest)
         handler = operation.handler
         answer = await (handler(asked) if self.waits else asyncio.to_thread(handler, asked))
         if isinstance(answer, Response):
-            await answer(scope, receive, send)
+            await answer(scope, exchange.receive, exchange.answer)
         else:
-            await send({"type": WHOLE, "body": msgspec.json.encode(answer)})
+            await exchange.write(msgspec.json.encode(answer))
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -85,17 +92,7 @@ def _query(struct: type[_S], request: Request) -> _S:
         raise fail("E_USAGE", f"the query is not valid: {error}", suggestion=_SEE) from None
 
 
-async def _body(struct: type[_S], head: Head, receive: Receive) -> _S:
-    # A page of a stranger cannot say this type without being asked for leave.
-    if head.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != JSON.encode():
-        raise refused(415, f"a body is {JSON}, and its head says so")
-    data, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientDisconnect
-        data += message["body"]
-        more = message["more_body"]
+def _decoded(struct: type[_S], data: bytearray) -> _S:
     try:
         return msgspec.json.decode(data, type=struct)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

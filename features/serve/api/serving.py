@@ -89,7 +89,7 @@ class Door(Struct):
                     names, log = Names(port, self.address, self.hosts), _write_line if self.log else None
                     gate = Gate(swarm.ways, names, tokens, Bounds(), forms, log, swarm.callers)
                     self.say(f"http://{f'[{address}]' if ':' in address else address}:{port}", self.path)
-                    return await self._until_over(gate, HttpService(gate, listening, gate.bounds), pidfd)
+                    return await self._until_over(gate, HttpService(gate.begin, listening, gate.bounds), pidfd)
             finally:
                 if self.token_file is None:
                     Path(self.path).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
@@ -366,18 +367,10 @@ class Swarm:
         if event_id in self._ended:
             del self._ended[event_id], self._turns[event_id]
 
-    async def _ask(self, message: Message, timeout_s: float | None, turn: Turn | None = None) -> Answer:
-        def ask(session: Session) -> Awaitable[Answer]:
-            hear, accept = (turn.hear, turn.accept) if turn else (None, None)
-            return session.ask(message, timeout_s=timeout_s, listener=hear, on_accepted=accept)
-
-        try:
-            return await self._again(ask)
-        except GoondanError as error:
-            if error.info.code != "E_AGENT_TIMEOUT" or timeout_s is None:
-                raise
-        timeout_s = LATE_S
-        return await self._again(ask)
+    def _ask(self, message: Message, timeout_s: float | None, turn: Turn | None = None) -> Awaitable[Answer]:
+        hear, accept = (turn.hear, turn.accept) if turn else (None, None)
+        ask = partial(Session.ask, message=message, listener=hear, on_accepted=accept, timeout_s=timeout_s)
+        return self._again(ask, None if timeout_s is None else partial(ask, timeout_s=LATE_S))
 
     async def _watch(self, turn: Turn) -> Answer:
         """The answer of a message that another door, or another program, has sent. Its turn is observed; the answer is
@@ -430,15 +423,17 @@ class Swarm:
 
     # --- the link
 
-    async def _again(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
-        """Do something that may be done again, until a kernel has lived long enough for it. Raises GoondanError when
-        none came back in time; at once when none was there.
+    async def _again(
+        self, work: Callable[[Session], Awaitable[_T]], late: Callable[[Session], Awaitable[_T]] | None = None
+    ) -> _T:
+        """Do something that may be done again, until a kernel has lived long enough for it; and `late` when its time is
+        over. Raises GoondanError when no kernel came back in time; at once when none was there.
         """
         loop = asyncio.get_running_loop()
         until = 0.0
         while True:
             try:
-                session = await self._joined.session()
+                session = self._joined.at_hand() or await self._joined.session()
             except GoondanError as error:
                 if error.info.code not in (*LOST, "E_KERNEL_NOT_RUNNING") or loop.time() >= until:
                     raise
@@ -446,6 +441,9 @@ class Swarm:
                 try:
                     return await work(session)
                 except GoondanError as error:
+                    if error.info.code == "E_AGENT_TIMEOUT" and late is not None:
+                        work, late = late, None
+                        continue
                     if error.info.code not in LOST:
                         raise
                 until = loop.time() + RETURN_S

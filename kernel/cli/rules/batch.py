@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -134,6 +135,7 @@ def _checked_arguments(args: Any) -> dict[str, Any]:
     return args
 
 
+@lru_cache(256)
 def check_instance(key: str) -> str:
     """An instance key. Raises GoondanError E_USAGE."""
     if not is_instance_key(key):

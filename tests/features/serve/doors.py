@@ -69,7 +69,7 @@ def in_process(
         with listen(0) as listening:
             port = listening.getsockname()[1]
             gate = Gate(ways, Names(port), tokens, bounds, forms, log, callers)
-            service = HttpService(gate, listening, bounds)
+            service = HttpService(gate.begin, listening, bounds)
             made.append(InProcess(gate, port, asyncio.get_running_loop(), service))
             ready.set()
             await service.serve()

@@ -55,7 +55,7 @@ async def test_one_observation_is_for_all_turns(tmp_path: Path, monkeypatch: pyt
     async def joined() -> Any:
         return session
 
-    swarm._joined = SimpleNamespace(session=joined)  # type: ignore[assignment]
+    swarm._joined = SimpleNamespace(session=joined, at_hand=lambda: session)  # type: ignore[assignment]
     turns = [Turn(f"e{number}", "main", str(number)) for number in range(300)]
     watching = [asyncio.ensure_future(swarm._watch(turn)) for turn in turns]
     looked: list[str] = []
