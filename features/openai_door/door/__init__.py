@@ -19,7 +19,6 @@ from typing import Any, Final
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute
 
 from goondan.features.openai_door.door import known
 from goondan.features.openai_door.door.rules import answers, faults, parameters, requests
@@ -45,7 +44,7 @@ TABLES: Final = msgspec.json.decode(
 )
 
 
-def routes(swarm: Swarm) -> list[BaseRoute]:
+def routes(swarm: Swarm) -> list[Way]:
     """The routes of the door. Raises GoondanError E_USAGE for an owner's choice that is none."""
     door = Door(swarm)
     return [

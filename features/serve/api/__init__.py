@@ -1,9 +1,9 @@
 """What features may call that have ways of their own in a door. Who serves HTTP itself uses `gate.py` and `http.py`.
 
 A feature's `door.py` has `routes(swarm)`, its ways: `Operation` (kernel/cli/operations.py), for which it needs nothing
-from here; `Way`, which says the role and the size of the body; or any other route of Starlette, which needs `operate`.
-`FORMS` of it says how errors below a prefix of a path are answered; without one they are problem documents. A way finds
-its `Caller` as `request.state.caller`. It may raise GoondanError, and `refused(status, …)` where HTTP has a status for
+from here; or `Way`, a route of Starlette that says the role and the size of the body. `FORMS` of it says how errors
+below a prefix of a path are answered; without one they are problem documents. A way finds its `Caller` as
+`request.state.caller`. It may raise GoondanError, and `refused(status, …)` where HTTP has a status for
 it. It is cancelled when its client goes, and when the door ends if its answer is a stream of events.
 
 Importing this raises GoondanError E_USAGE where the packages of a door are not installed.

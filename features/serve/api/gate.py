@@ -1,4 +1,4 @@
-"""The gate before all ways of a door: it judges a request, finds its way, an ASGI application, and bounds its body.
+"""The gate before all ways of a door: it judges a request, finds its way, and bounds its body.
 
 A way says the role that it needs and how large its body may be. What it raises is answered in the form of its prefix:
 a problem document, if the feature whose way it is has no form of its own. A request that cannot be answered any more
@@ -27,7 +27,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Scope
 from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
@@ -83,9 +83,9 @@ class Way(Route):
         max_body: int = MAX_BODY,
     ) -> None:
         super().__init__(path, endpoint, methods=[*methods])
-        self.methods = {*methods}  # HEAD is not served
+        self.methods: set[str] = {*methods}  # HEAD is not served
         self.role = role
-        #: What answers is given the exchange itself, and is no ASGI application.
+        #: Its endpoint is called with the exchange; else it is an ASGI application, or a function for Starlette.
         self.is_direct = False
         #: What OpenAPI says of it: fields of Operation (routing.py) by name. Empty: nothing.
         self.operation: Mapping[str, Any] = {}
@@ -119,7 +119,7 @@ class Gate:
 
     def __init__(
         self,
-        ways: Sequence[BaseRoute],
+        ways: Sequence[Way],
         names: Names,
         tokens: Tokens,
         bounds: Bounds,
@@ -135,10 +135,7 @@ class Gate:
         self.begin: Callable[[Connection], Exchange] = partial(Exchange, self)
         #: Those ways whose paths have no names in them, by method and path.
         self.plain = {
-            (method, way.path): way
-            for way in reversed(ways)
-            if isinstance(way, Way) and not way.param_convertors
-            for method in way.methods or ()
+            (method, way.path): way for way in reversed(ways) if not way.param_convertors for method in way.methods
         }
         #: The names under which the door may be asked.
         self.names = names
@@ -174,7 +171,7 @@ class Gate:
 
     # --- for exchanges
 
-    def find(self, scope: Scope) -> BaseRoute:
+    def find(self, scope: Scope) -> Way:
         """The way of a request whose path has names in it; they are put into the scope. Raises Refused 404, 405."""
         allowed: set[str] = set()
         # A name in a path may have a slash, which is %2F there and parts nothing. No path has a null.
@@ -186,7 +183,7 @@ class Gate:
                 scope.update(found, path_params={name: value.replace("\0", "/") for name, value in named})
                 return way
             if match is Match.PARTIAL:
-                allowed |= getattr(way, "methods", None) or set()
+                allowed |= way.methods
         if allowed:
             methods = ", ".join(sorted(allowed))
             raise refused(405, f"this path takes {methods}", headers={"allow": methods})
@@ -219,8 +216,8 @@ class Exchange(_Cycle):  # type: ignore[misc]
     head: Head | None = None
     #: Its answer is a stream of events.
     streams = False
-    _way: BaseRoute | None = None
-    _most = MAX_BODY  # how large the body may be
+    _way: Way | None = None
+    _most = 0  # how large the body may be
     _held = 0  # how much of it has come
     _whole = False
     _status = 0
@@ -240,11 +237,11 @@ class Exchange(_Cycle):  # type: ignore[misc]
         connection = self._connection
         try:
             try:
-                way: Any = self._let_in()
-                if isinstance(way, Way) and way.is_direct:
+                way = self._let_in()
+                if way.is_direct:
                     await way.app(self)  # type: ignore[call-arg]
                 else:  # the method fits already
-                    await (way.app if isinstance(way, Route) else way.handle)(self.scope, self._body, self.answer)
+                    await way.app(self.scope, self._body, self.answer)
             except Exception as error:
                 await self._refuse(_refusal_of(error))
         except asyncio.CancelledError:
@@ -265,10 +262,10 @@ class Exchange(_Cycle):  # type: ignore[misc]
             if self._gate.log is not None:
                 self._gate.log(msgspec.json.encode(self._line()) + b"\n")
 
-    def _let_in(self) -> Any:
+    def _let_in(self) -> Way:
         """The way of the request. Raises Refused, GoondanError."""
         gate, connection, scope = self._gate, self._connection, self.scope
-        way: Any = gate.plain.get((scope["method"], scope["path"]))
+        way = gate.plain.get((scope["method"], scope["path"]))
         head = judge(scope, gate.names, gate.known, way is not None and way.role is None, way is not None)
         if isinstance(head, Refusal):
             raise refused(head.status, head.reason, head.code, head.headers)
@@ -281,15 +278,11 @@ class Exchange(_Cycle):  # type: ignore[misc]
             raise refused(429, f"{gate.bounds.open} requests with the token {caller.name} are open", "E_OVERLOADED")
         gate.open[caller.name] += 1
         gate.inside.add(self)
-        if way is None:
-            way = gate.find(scope)
-        else:
-            scope["path_params"] = {}
-        self._way = way
-        role: Role | None = getattr(way, "role", "operate")
-        if role is not None and not caller.may(role):
-            raise fail("E_FORBIDDEN", f"this needs the role {role}, and the token {caller.name} has {caller.role}")
-        self._most = getattr(way, "max_body", MAX_BODY)
+        scope["path_params"] = {}
+        self._way = way = way or gate.find(scope)
+        if way.role is not None and not caller.may(way.role):
+            raise fail("E_FORBIDDEN", f"this needs the role {way.role}, and the token {caller.name} has {caller.role}")
+        self._most = way.max_body
         if head.length is not None and head.length > self._most:
             self._too_large()
         scope["state"]["caller"] = caller

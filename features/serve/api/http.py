@@ -27,6 +27,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import uvicorn
+from httptools import HttpParserError, HttpParserUpgrade
 from msgspec import Struct
 from msgspec.structs import replace
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -160,10 +161,17 @@ class Connection(HttpToolsProtocol):
         part, self._later = self._later[:PART], self._later[PART:]
         self.flow.held = bool(self._later)
         self._spare -= len(part)
-        super().data_received(part)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(part)
+        except HttpParserError:
+            self.send_400_response("This is no request of HTTP/1.1.")
+        except HttpParserUpgrade:
+            pass  # the gate refuses it
         if self._spare < 0:
             self.send_400_response("Too many bytes that are no body.")
-        if self._between:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
             self._limit("head", self._bounds.head_s)
         elif self._timers:
             self._free("head")

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
 from goondan.features.serve.api.gate import MAX_BODY, Exchange, Way, refused
 from goondan.features.serve.api.swarm import Swarm
@@ -30,7 +29,7 @@ _S = TypeVar("_S", bound=Struct)
 Asked: TypeAlias = operations.Asked[Swarm]
 
 
-def ways(doors: Iterable[Any], swarm: Swarm) -> list[BaseRoute]:
+def ways(doors: Iterable[Any], swarm: Swarm) -> list[Way]:
     """The ways of these doors."""
     every = [one for door in doors for one in door.routes(swarm)]
     return [way(one, swarm) if isinstance(one, Operation) else one for one in every]

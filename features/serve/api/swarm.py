@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
-from starlette.routing import BaseRoute
 
+from goondan.features.serve.api.gate import Way
 from goondan.features.serve.api.rules.callers import Caller
 from goondan.kernel.cli.attach import Kernel, hold
 from goondan.kernel.cli.joined import Joined
@@ -220,7 +220,7 @@ class Swarm:
         #: Who else knows a caller by the digest of a token: doors add theirs.
         self.callers: list[Callable[[bytes], Caller | None]] = []
         #: All ways of the door.
-        self.ways: Sequence[BaseRoute] = ()
+        self.ways: Sequence[Way] = ()
         self._joined = Joined(self._find)
         self._turns: dict[str, Turn] = {}
         #: Those who hear what happens in it.

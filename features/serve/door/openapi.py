@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
-from starlette.routing import BaseRoute
 
+from goondan.features.serve.api.gate import Way
 from goondan.features.serve.api.problems import Problem
 from goondan.features.serve.api.routing import JSON, Asked
 from goondan.kernel.cli.operations import Operation
@@ -29,18 +29,17 @@ _HEADERS: Final = {
 }
 
 
-def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
+def document(routes: Iterable[Way]) -> dict[str, Any]:
     """The document of these routes (pure)."""
-    every = [(route, operation) for route in routes if (operation := getattr(route, "operation", None))]
+    every = [(route, operation) for route in routes if (operation := route.operation)]
     told = [part for _, one in every for part in (one.get("body"), one.get("later"), *_kinds(one.get("answer")))]
     structs = [Problem, *filter(None, told)]
     schemas, components = msgspec.json.schema_components(structs, ref_template=_REF)
     by_struct = dict(zip(map(id, structs), schemas, strict=True))
     paths: dict[str, Any] = {}
     for route, operation in every:
-        method = min((getattr(route, "methods", None) or {"GET"}) - {"HEAD"}).lower()
-        path, role = getattr(route, "path", ""), getattr(route, "role", "operate")
-        paths.setdefault(path, {})[method] = _operation(path, role, operation, by_struct)
+        method = min(route.methods).lower()
+        paths.setdefault(route.path, {})[method] = _operation(route.path, route.role, operation, by_struct)
     return {
         "openapi": "3.1.1",
         "info": {"title": "A swarm of agents, as an HTTP service", "version": "1"},
@@ -56,7 +55,7 @@ def _kinds(answer: Any) -> tuple[Any, ...]:
     return answer if isinstance(answer, tuple) else () if answer is None else (answer,)
 
 
-def _operation(path: str, role: str, row: Mapping[str, Any], schemas: Mapping[int, Any]) -> dict[str, Any]:
+def _operation(path: str, role: str | None, row: Mapping[str, Any], schemas: Mapping[int, Any]) -> dict[str, Any]:
     kinds = [schemas[id(kind)] for kind in _kinds(row.get("answer"))]
     content: dict[str, Any] = {JSON: {"schema": {"oneOf": kinds} if len(kinds) > 1 else next(iter(kinds), {})}}
     if row.get("streams"):

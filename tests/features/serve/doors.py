@@ -10,10 +10,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvloop
-from starlette.routing import BaseRoute
 
 from goondan.features.serve.api import Formatter
-from goondan.features.serve.api.gate import Gate
+from goondan.features.serve.api.gate import Gate, Way
 from goondan.features.serve.api.http import Bounds, HttpService, listen
 from goondan.features.serve.api.rules.callers import Caller, Tokens, parse
 from goondan.features.serve.api.rules.heads import Names
@@ -53,7 +52,7 @@ class InProcess:
 
 @contextmanager
 def in_process(
-    ways: list[BaseRoute],
+    ways: list[Way],
     bounds: Bounds | None = None,
     tokens: Tokens = TOKENS,
     forms: Mapping[str, Formatter] | None = None,

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from goondan.features.serve.api import Way, refused
 from goondan.features.serve.api.http import Bounds
@@ -117,7 +116,7 @@ WAYS = [
     Way("/fails/{how}", fails, role="look"),
     Way("/named/{name}", named, role="look"),
     Way("/named/{name}/end", deaf, role="look"),
-    Route("/plain", echo, methods=["POST"]),
+    Way("/plain", echo, ("POST",)),
 ]
 LOG: list[bytes] = []
 
