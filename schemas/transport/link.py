@@ -138,6 +138,7 @@ class Link:
         self._open = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
+        self._confirms = False  # an answer, in this turn
         self._outgoing: deque[bytes] = deque()
         self._ticker: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None
@@ -445,7 +446,10 @@ class Link:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Write the queue, handle the frames that were read, and write the frames that they caused."""
+        """Write the queue, handle the frames that were read, and write the frames that they caused. That an answer has
+        come is confirmed in the next turn: who waited for it goes on first, before the broker's work on that takes the
+        core.
+        """
         self._scheduled = True  # what is queued from here on leaves with this turn
         outgoing, transport = self._outgoing, self._transport
         more = False
@@ -456,10 +460,11 @@ class Link:
             more = self._receive(transport)
             if self._peer.waiting and self._peer.phase == "ready":
                 self._queue_waiting()
-            if outgoing:
+            more = more or self._confirms
+            if outgoing and not self._confirms:
                 transport.send(outgoing)
         finally:
-            self._scheduled = False
+            self._scheduled = self._confirms = False
             if more:
                 self._schedule()
 
@@ -544,6 +549,7 @@ class Link:
         entry: peer.OutboxEntry = settled.entry
         if settled.reply is not None:
             self._queue(settled.reply)
+            self._confirms = True
         if settled.error is not None and entry.blob is not None and not entry.accepted:
             self._remove_file(entry.blob)  # refused or given up: nobody else removes the file
         entry.waiter(settled.frame, None if settled.error is None else GoondanError(settled.error))

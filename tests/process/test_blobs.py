@@ -16,7 +16,7 @@ import pytest
 from goondan.schemas.system.blob_files import BlobFolder
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_REQUEST_BYTES, describe
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.codec import decode, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, ReplyTo
 from tests.bundles import documents
@@ -87,6 +87,31 @@ async def test_large_payloads_go_every_way_and_leave_nothing(broker: Broker) -> 
             wait_until, lambda: list(folder(broker).iterdir()) == [], PATIENCE_S, "the answer has arrived, too"
         )
         assert call.blob is None
+
+
+async def test_who_waits_for_an_answer_goes_on_before_it_is_confirmed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the broker does with the confirmation takes the core of who waits, or the next one."""
+    async with linked(broker) as (client, agent, _, events, _):
+        order: list[str] = []
+        send = client._transport.send
+
+        def noted(queue: Any) -> None:
+            order.extend("confirmed" for data in queue if decode(data).type == "ack")
+            send(queue)
+
+        monkeypatch.setattr(client._transport, "send", noted)
+        asked = client.ask(event("e1"))
+        given = await asyncio.wait_for(events.get(), PATIENCE_S)
+        answered = agent.post(Frame("ack", stage="done", event_id="e1", epoch=given.epoch, payload=to_raw({})))
+        async with asyncio.timeout(PATIENCE_S):
+            await asked
+        order.append("goes on")
+        await asyncio.wait_for(answered, PATIENCE_S)
+        while len(order) < 2:
+            await asyncio.sleep(0.01)
+        assert order == ["goes on", "confirmed"]
 
 
 @pytest.mark.feature("approvals")
